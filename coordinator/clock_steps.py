@@ -13,10 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from coordinator.leadership import LostLeadership
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.streams import position
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import CLIENT_LEASE_MS, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.clock")
@@ -31,8 +29,8 @@ _NEVER: Final = (-1, -1)
 class ClockSteps:
     """The steps that one coordinator has noticed."""
 
-    def __init__(self, yard: Yard, scripts: Scripts, broker_time: BrokerTime) -> None:
-        self._yard = yard
+    def __init__(self, scripts: Scripts, broker_time: BrokerTime) -> None:
+        self._yard = scripts.yard
         self._scripts = scripts
         self._broker_time = broker_time
         self._is_new = True
@@ -46,8 +44,7 @@ class ClockSteps:
     def run_once(self, token: str, intakes: Iterable[str], lease_ms: int) -> bool:
         """Follow a step, if one was measured; whether there was one.
 
-        ``lease_ms`` is the length of the longest lease of a worker. Raises `LostLeadership` where
-        the yard has another leader.
+        ``lease_ms`` is the length of the longest lease of a worker.
         """
         longest_ms = max(lease_ms, CLIENT_LEASE_MS)
         step_ms, age_ms = self._broker_time.take_step()
@@ -67,8 +64,6 @@ class ClockSteps:
         count = _AT_ONCE
         while count == _AT_ONCE:
             count = self._scripts.shift_leases(token, ahead_ms, longest_ms, _AT_ONCE)
-        if count < 0:
-            raise LostLeadership
 
     def _newest(self, intakes: list[str]) -> dict[str, tuple[int, int]]:
         pipeline = self._yard.connection.pipeline(transaction=False)

@@ -17,26 +17,22 @@ from coordinator.dispatch.admission import Admission
 from coordinator.dispatch.dispatcher import Dispatcher
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.lane_scanner import LaneScanner
-from coordinator.dispatch.shares import by_arrival, by_client
-from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.handshake import Handshake, Models, TenantPresence
-from coordinator.leadership import Leadership, LostLeadership
+from coordinator.leadership import Leadership
 from coordinator.placement.placer import Placer
 from coordinator.recovery.cancels import CancelRequests
 from coordinator.recovery.failover import FailoverDetector
-from coordinator.recovery.history import RetryLimits
 from coordinator.recovery.reconciler import LedgerReconciler
 from coordinator.recovery.reload_timeouts import ReloadTimeouts
 from coordinator.recovery.rescuer import Rescuer
-from coordinator.recovery.sweeper import Sweeper, bounds_by_class
+from coordinator.recovery.sweeper import Sweeper
 from coordinator.recovery.trial_monitor import TrialMonitor
 from coordinator.recovery.usage_pruner import UsagePruner
 from coordinator.roster import Roster
 from coordinator.routing.prefixes import Cache
 from coordinator.routing.selection import Selection
-from coordinator.routing.suspicion import TrialLimits
 from coordinator.telemetry.counts import CoordinatorCounts
-from coordinator.telemetry.demand import DemandStatement
+from coordinator.telemetry.demand import publish_demand
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.recorder import HistoryRecorder
 from coordinator.telemetry.spans import QueueSpans
@@ -46,12 +42,11 @@ from tokenyard.broker.outage import Outage
 from tokenyard.process.embedding import ServiceAddress, started_address
 from tokenyard.process.service_manager import ServiceManager
 from tokenyard.process.wake_pipe import WakeupPipe
-from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts, load_scripts
+from tokenyard.scripts import LostLeadership, Scripts, load_scripts
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
 from tokenyard.telemetry.tracing import Tracer
@@ -90,29 +85,12 @@ class Coordinator:
         self._counts = counts = CoordinatorCounts()
         self._tracer = Tracer("tokenyard-coordinator", settings.name, settings.otlp_endpoint)
         self._roster = roster = Roster(yard)
-        self._clock_steps = ClockSteps(yard, scripts, roster.broker_time)
-        self._leadership = Leadership(yard, scripts, settings.name, settings.lease_ms)
+        self._clock_steps = ClockSteps(scripts, roster.broker_time)
+        self._leadership = Leadership(scripts, settings.name, settings.lease_ms)
         self._models = Models()
         self._tenants = TenantPresence(yard)
-        self._handshake = Handshake(
-            yard,
-            scripts,
-            settings,
-            self._models,
-            self._tenants,
-            found_bad=counts.found_bad,
-        )
-        self._demand = DemandStatement(yard, scripts, roster)
-        self._intake = Intake(
-            yard,
-            max_batch=settings.max_batch,
-            max_held=settings.max_held,
-            turn_of=by_arrival if settings.deterministic else by_client,
-            shares=TenantShares(
-                input_weight=settings.input_token_weight,
-                output_weight=settings.output_token_weight,
-            ),
-        )
+        self._handshake = Handshake(scripts, settings, self._models, self._tenants, counts)
+        self._intake = Intake(yard, settings)
         self._selection = Selection(settings)
         spans = QueueSpans(self._tracer, settings.yard)
         self._dispatcher = Dispatcher(
@@ -120,21 +98,14 @@ class Coordinator:
             self._intake,
             roster,
             Admission(
-                max_request_bytes=settings.max_request_bytes,
-                limits=RetryLimits(
-                    max_crashes=settings.max_crashes,
-                    max_crashed_alone=settings.max_crashed_alone,
-                    max_lost_alone=settings.max_lost_alone,
-                    max_faults=settings.max_faults,
-                ),
-                models=self._models,
+                settings,
+                self._models,
                 features_of=self._selection.features_of,
                 trace_of=spans.trace_of,
                 shift_of=self._clock_steps.shift_ms,
             ),
             self._selection,
-            max_batch=settings.max_batch,
-            max_trial_share=settings.max_trial_share,
+            settings,
             counts=counts,
             spans=spans,
         )
@@ -143,34 +114,29 @@ class Coordinator:
             scripts, roster, self._dispatcher, settings, counts, self._selection.record
         )
         self._failover = FailoverDetector(connection, scripts)
-        self._rescuer = Rescuer(yard, scripts, roster, counts)
+        self._rescuer = Rescuer(scripts, roster, counts)
         self._trial_monitor = TrialMonitor(
-            yard,
-            scripts,
-            roster,
-            TrialLimits(settings.trial_tokens, 1000 * settings.trial_s),
-            has_suspects=self._dispatcher.has_suspects,
+            scripts, roster, settings, has_suspects=self._dispatcher.has_suspects
         )
         self._reload_timeouts = ReloadTimeouts(scripts, roster)
         self._sweeper = Sweeper(
-            yard,
             scripts,
+            settings,
+            counts,
             clock_steps=self._clock_steps,
             broker_time=roster.broker_time,
-            bounds=bounds_by_class(settings),
             answer=lambda entry, refused: self._dispatcher.answer(
                 self._leadership.token, entry, refused
             ),
-            found_bad=counts.found_bad,
         )
         self._reconciler = LedgerReconciler(
             scripts,
+            roster.broker_time,
+            counts,
             patience_s=settings.lost_entry_wait_s,
-            broker_time=roster.broker_time,
-            on_ended=lambda intake: counts.answered("", intake, Code.ENTRY_LOST, is_dead=False),
             on_returned=self._intake.tenants.miss,
         )
-        self._cancels = CancelRequests(yard, scripts, counts.found_bad)
+        self._cancels = CancelRequests(scripts, counts)
         self._recorder = HistoryRecorder(scripts, roster, counts)
         self._usage_pruner = UsagePruner(yard, roster.broker_time)
         # A leader that only waits must still renew its lease in time.
@@ -351,7 +317,7 @@ class Coordinator:
         elif self._dispatcher.rate.measure(clock.monotonic()) or not self._handshake.is_published:
             self._publish_handshake(token)
         self._intake.compare()
-        self._demand.publish(token, self._intake.backlog.by_model())
+        publish_demand(self._scripts, token, self._intake.backlog.by_model(), roster)
         self._start_when_complete()
 
     def _follow_lanes(self) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import msgspec
 import redis
 
-from coordinator.leadership import LostLeadership
+from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.protocol.keys import TENANT_CAME
 from tokenyard.protocol.settings import CoordinatorSettings
@@ -120,10 +120,7 @@ def _sole(models: Collection[str]) -> str:
 class TenantPresence:
     """Whether the yard has tenants: then requests without one leave room for them."""
 
-    def __init__(
-        self,
-        yard: Yard,
-    ) -> None:
+    def __init__(self, yard: Yard) -> None:
         self._yard = yard
         self._due = 0.0
         self._read = -TENANTS_REST_S  # monotonic
@@ -164,20 +161,17 @@ class Handshake:
 
     def __init__(
         self,
-        yard: Yard,
         scripts: Scripts,
         settings: CoordinatorSettings,
         models: Models,
         tenants: TenantPresence,
-        *,
-        found_bad: Callable[[str], None],
+        counts: CoordinatorCounts,
     ) -> None:
-        """``found_bad`` is called with the place of a value that could not be read."""
-        self._yard = yard
+        self._yard = scripts.yard
         self._scripts = scripts
         self._models = models
         self._tenants = tenants
-        self._found_bad = found_bad
+        self._counts = counts
         self._settings: Mapping[str, Arg] = {
             "protocol": WIRE_VERSION,
             "coordinator": settings.name,
@@ -189,7 +183,7 @@ class Handshake:
         }
 
     def publish(self, token: str, *, waiting_clients: int, rate_per_s: float) -> None:
-        """Write all of it. Raises `LostLeadership` where the yard has another leader."""
+        """Write all of it."""
         self._recall_models()
         info: Mapping[str, Arg] = {
             **self._settings,
@@ -201,8 +195,7 @@ class Handshake:
             "has_tenants": int(self._tenants.has_tenants),
             "rate": round(rate_per_s, 3),
         }
-        if not self._scripts.take_over(token, info):
-            raise LostLeadership
+        self._scripts.take_over(token, info)
 
     @property
     def is_published(self) -> bool:
@@ -222,5 +215,5 @@ class Handshake:
                 (only or b"").decode(),
             )
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._found_bad("info")
+            self._counts.found_bad("info")
             log.warning("cannot read the models in the handshake, writing them again: %s", error)

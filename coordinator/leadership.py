@@ -10,7 +10,6 @@ import redis
 
 from tokenyard import clock
 from tokenyard.protocol.streams import unix_ms
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 log = logging.getLogger("tokenyard.coordinator.leadership")
@@ -21,10 +20,6 @@ ANNOUNCE_S: Final = 10.0
 _MOST_LEASES: Final = 5
 
 
-class LostLeadership(Exception):
-    """Another coordinator leads."""
-
-
 class Leadership:
     """Takes and keeps the lead.
 
@@ -33,9 +28,9 @@ class Leadership:
     moves nothing.
     """
 
-    def __init__(self, yard: Yard, scripts: Scripts, name: str, lease_ms: int) -> None:
+    def __init__(self, scripts: Scripts, name: str, lease_ms: int) -> None:
         self.token = ""
-        self._yard = yard
+        self._yard = scripts.yard
         self._scripts = scripts
         self._name = name
         self._lease_ms = lease_ms

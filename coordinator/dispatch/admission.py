@@ -1,18 +1,24 @@
-"""Which entries of the intake are requests that this yard can run (guarantee G7)."""
+"""Which entries of the intake are requests that this yard can run (guarantee G7).
+
+Of a retry also what it has been through: a crash says something about the requests that were
+running; a kill from outside does not. Each request that may have caused a crash is a suspect, and
+is tried with ever fewer others (`coordinator.routing.suspicion`), at last alone. Only a request
+that kills its worker while it runs alone is given up, so its neighbours complete; and only the
+second time, since the first crash may have had another cause.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from coordinator.dispatch.entries import Entry, Fields
 from coordinator.handshake import Models
-from coordinator.recovery.history import RetryLimits, began_with, read_history
 from coordinator.routing.queued_request import (
     NO_FEATURES,
     NO_TRACE,
@@ -20,19 +26,14 @@ from coordinator.routing.queued_request import (
     RoutingFeatures,
     prompt_tokens,
 )
-from tokenyard.protocol.digest import valid_entry_digest
-from tokenyard.protocol.errors import Code, InvalidRequest, quota_exceeded
-from tokenyard.protocol.keys import is_tenant, split_intake
-from tokenyard.protocol.parse import parse_request, read_params, unfold
-from tokenyard.protocol.streams import position
-from tokenyard.protocol.texts import did_you_mean
-from tokenyard.protocol.wire import (
-    SYSTEM_FIELDS,
-    Refused,
-    Request,
-    SamplingParams,
-    Unanswerable,
-)
+from tokenyard.protocol.digest import entry_recipe
+from tokenyard.protocol.errors import Code, quota_exceeded
+from tokenyard.protocol.keys import is_tenant
+from tokenyard.protocol.parse import parse_request
+from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.texts import counted, did_you_mean
+from tokenyard.protocol.wire import Refused, Request, SamplingParams, Unanswerable
+from tokenyard.protocol.worker_info import OutputDefaults
 from tokenyard.scripts import TransferAnswer
 
 #: What applies where neither a request nor the models file says it.
@@ -46,17 +47,16 @@ class Admission:
 
     def __init__(
         self,
-        *,
-        max_request_bytes: int,
-        limits: RetryLimits,
+        settings: CoordinatorSettings,
         models: Models,
+        *,
         features_of: Callable[[Request, Fields], RoutingFeatures] = lambda *_: NO_FEATURES,
         trace_of: Callable[[Request], Mapping[str, str]] = lambda _: NO_TRACE,
         shift_of: Callable[[str, str], int] = lambda *_: 0,
     ) -> None:
         """``shift_of`` an intake and an entry is what to add to its times (`ClockSteps`)."""
-        self._max_request_bytes = max_request_bytes
-        self._limits = limits
+        self._settings = settings
+        self._takes_turns = not settings.deterministic
         self._models = models
         self._features_of = features_of
         self._trace_of = trace_of
@@ -68,83 +68,85 @@ class Admission:
         request = parse_request(fields)
         if not isinstance(request, Request):
             return request
-        size = _size(entry)
-        if size > self._max_request_bytes:
-            message = f"request: {size} bytes, more than {self._max_request_bytes}"
-            return refuse(request, Code.INVALID_REQUEST, message)
+        recipe, tokens = entry_recipe(fields), prompt_tokens(request, fields)
         # A retry goes on with the model that it began with, even if another is the only one now.
-        begun = began_with(fields) if entry.is_retry else ""
-        model = self._models.base_of(request.model or begun)
-        if not model and self._models.names:
-            return self._refuse_model(request)
-        _, owner = split_intake(entry.intake)
-        if owner and request.tenant != owner:
-            message = f"tenant: {request.tenant or 'none'} in the intake of {owner}"
-            return refuse(request, Code.INVALID_REQUEST, message)
-        trial, not_before_ms, published, digest = None, 0, b"", ""
-        if entry.is_retry:  # in other entries these fields come from the client and mean nothing
-            history = read_history(fields)
-            if failure := history.failure(self._limits, request.params.n):
-                return refuse(request, *failure, is_dead=True)
-            trial, not_before_ms = history.trial_size(self._limits), history.not_before_ms
-            published = entry.published
-        else:
-            digest = valid_entry_digest(request, fields)
+        name = request.model or entry.base_model
+        model = self._models.base_of(name)
+        history = read_history(fields) if entry.is_retry else None
+        if refused := self._refusal(entry, request, model, history):
+            return refused
         shift_ms = self._shift_of(entry.intake, entry.id)
-        not_before_ms += shift_ms if not_before_ms else 0
-        tenant = request.tenant if request.tenant and is_tenant(request.tenant) else ""
+        trial, not_before_ms, published, digest = None, 0, b"", ""
+        if history:  # in other entries these fields come from the client and mean nothing
+            trial, published = history.trial_size(self._settings), entry.published
+            not_before_ms = history.not_before_ms + shift_ms if history.not_before_ms else 0
+        else:
+            digest = recipe.digest_of(request)
+        own = self._models.defaults.get(name or self._models.only)
         return QueuedRequest(
             intake=entry.intake,
             entry=entry.id,
             id=request.id,
             client=sys.intern(request.client),
+            takes_turns=self._takes_turns,
             reply_to=sys.intern(request.reply_to),
             result_ttl_s=request.result_ttl_s,
             deadline_ms=None if request.deadline_ms is None else request.deadline_ms + shift_ms,
             is_shifted=shift_ms != 0,
             model=model,
-            tokens=prompt_tokens(request, fields),
-            # Clients may choose the ids of entries; an id of the future means that it came now.
-            since_ms=min(float(position(entry.id)[0]), now_ms),
+            tokens=tokens,
+            # An id of the future means that it came now.
+            since_ms=min(entry.at_ms, now_ms),
             not_before_ms=not_before_ms,
             trial=trial,
             published=published,
             trace=self._trace_of(request),
             features=self._features_of(request, fields),
             digest=digest,
-            tenant=tenant,
-            max_output=self._max_output(request, fields, request.model or begun),
+            tenant=request.tenant if request.tenant and is_tenant(request.tenant) else "",
+            max_output=most_output(request.params, recipe.stated, own),
         )
 
-    def _max_output(self, request: Request, fields: Fields, name: str) -> int:
-        """Most tokens that a request may generate; what it does not say, the models file may."""
-        params, own = request.params, self._models.defaults.get(name or self._models.only)
-        if own is not None and (
-            (own.max_tokens is not None and params.max_tokens == _USUAL.max_tokens)
-            or (own.n is not None and params.n == _USUAL.n)
-        ):
-            with contextlib.suppress(InvalidRequest):  # they contradict it, which its worker says
-                params = read_params(unfold(fields), msgspec.to_builtins(own))
-        return params.n * (params.max_tokens or sys.maxsize)
-
-    def _refuse_model(self, request: Request) -> Refused:
-        served = self._models.served
-        hint = did_you_mean(request.model, served)
-        message = f"model: {request.model or 'none given'}; served: {', '.join(served)}{hint}"
-        return refuse(request, Code.MODEL_UNAVAILABLE, message)
-
-
-def _size(entry: Entry) -> int:
-    """Bytes of a request as its client gave it, without the fields that the system added."""
-    fields = entry.fields
-    size = sum(map(len, fields)) + sum(map(len, fields.values()))
-    if entry.is_retry:
-        added = SYSTEM_FIELDS & fields.keys()
-        size -= sum(len(name) + len(fields[name]) for name in added)
-    return size
+    def _refusal(
+        self, entry: Entry, request: Request, model: str, history: History | None
+    ) -> Refused | None:
+        """Why a request that can be read is not run."""
+        if entry.size > self._settings.max_request_bytes:
+            message = f"request: {entry.size} bytes, more than {self._settings.max_request_bytes}"
+            return refuse(request, Code.INVALID_REQUEST, message)
+        if not model and self._models.names:
+            served = self._models.served
+            hint = did_you_mean(request.model, served)
+            message = f"model: {request.model or 'none given'}; served: {', '.join(served)}{hint}"
+            return refuse(request, Code.MODEL_UNAVAILABLE, message)
+        owner = entry.tenant
+        if owner and owner != request.tenant:
+            message = f"tenant: {request.tenant or 'none'} in the intake of {owner}"
+            return refuse(request, Code.INVALID_REQUEST, message)
+        if history and (failure := history.failure(self._settings, request.params.n)):
+            return refuse(request, *failure, is_dead=True)
+        return None
 
 
-def refuse(request: Request, code: Code, message: str, *, is_dead: bool = False) -> Refused:
+def most_output(params: SamplingParams, stated: Collection[str], own: OutputDefaults | None) -> int:
+    """Most tokens that a request may generate; ``own`` are its model's values for what it omits.
+
+    ``stated`` names the parameters that it gives although they have the wire's default.
+    """
+    n, max_tokens = params.n, params.max_tokens
+    if own is not None:
+        if own.n and n == _USUAL.n and "n" not in stated:
+            n = own.n
+        if own.max_tokens and max_tokens == _USUAL.max_tokens and "max_tokens" not in stated:
+            max_tokens = own.max_tokens
+        if max_tokens is not None and max_tokens < params.min_tokens:
+            n, max_tokens = params.n, params.max_tokens  # its worker says that they contradict it
+    return n * (max_tokens or sys.maxsize)
+
+
+def refuse(
+    request: Request | QueuedRequest, code: Code, message: str, *, is_dead: bool = False
+) -> Refused:
     """The refusal of a request; with ``is_dead`` it also becomes a dead letter."""
     return Refused(
         request.id,
@@ -157,7 +159,7 @@ def refuse(request: Request, code: Code, message: str, *, is_dead: bool = False)
     )
 
 
-def refuse_quota(request: Request, answer: TransferAnswer) -> Refused:
+def refuse_quota(request: QueuedRequest, answer: TransferAnswer) -> Refused:
     """The refusal of a request that came by XADD, and that a limit of its tenant does not admit.
 
     It is kept only as long as it holds, so that the same id may come again.
@@ -173,7 +175,72 @@ def refuse_quota(request: Request, answer: TransferAnswer) -> Refused:
     return refuse(brief, Code.QUOTA_EXCEEDED, message)
 
 
-def refuse_late(request: Request) -> Refused:
+def refuse_late(request: Request | QueuedRequest) -> Refused:
     """The refusal of a request whose deadline passed before it had a lane."""
     message = "the deadline passed while the request was waiting in the intake"
     return refuse(request, Code.DEADLINE_EXCEEDED, message)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The fields of a retry that only the system writes.
+
+    ``trial`` is the most suspects in its next trial, itself included; 0: it must run alone;
+    None: it is no suspect.
+    """
+
+    crashes: int = 0
+    suspected: int = 0
+    crashed_alone: int = 0
+    lost_alone: int = 0
+    faults: int = 0
+    not_before_ms: int = 0
+    reason: str = ""
+    published: int = 0  # tokens that its readers have seen
+    choices: int = 0  # of how many of them the choice is known, where there are several choices
+    trial: int | None = None
+
+    def trial_size(self, limits: CoordinatorSettings) -> int | None:
+        """The most suspects it may run with, itself included; 0: alone; None: it is no suspect.
+
+        A request that was lost too often with workers killed from outside must run alone as well.
+        """
+        if self.crashes - self.suspected >= limits.max_crashes:
+            return 0
+        return self.trial
+
+    def failure(self, limits: CoordinatorSettings, choices: int) -> tuple[Code, str] | None:
+        """Why it is given up; None while it may run again."""
+        if self.crashed_alone >= limits.max_crashed_alone:
+            times = f"{counted(self.crashed_alone, 'worker')} crashed while it ran alone"
+            return Code.POISONED, f"{times}, the last: {self.reason}"
+        if self.lost_alone >= limits.max_lost_alone:
+            were = "was" if self.lost_alone == 1 else "were"
+            times = f"{counted(self.lost_alone, 'worker')} {were} lost while it ran alone"
+            return Code.POISONED, f"{times}, the last: {self.reason}"
+        if self.faults >= limits.max_faults:
+            return Code.INFERENCE_ERROR, f"failed {self.faults} times, at last: {self.reason}"
+        if choices > 1 and self.choices != self.published:
+            return Code.WORKER_LOST, "which choice its published tokens belong to was lost"
+        return None
+
+
+def read_history(fields: Mapping[bytes, bytes]) -> History:
+    """The history in a retry's fields; values that are not numbers count as 0."""
+    return History(
+        crashes=_count(fields, b"crashes"),
+        suspected=_count(fields, b"suspected"),
+        crashed_alone=_count(fields, b"crashed_alone"),
+        lost_alone=_count(fields, b"lost_alone"),
+        faults=_count(fields, b"faults"),
+        not_before_ms=_count(fields, b"not_before"),
+        reason=fields.get(b"reason", b"").decode(errors="replace"),
+        published=len(fields.get(b"published", b"")) // 4,
+        choices=len(fields.get(b"choices", b"")),
+        trial=_count(fields, b"trial") if b"trial" in fields else None,
+    )
+
+
+def _count(fields: Mapping[bytes, bytes], name: bytes) -> int:
+    raw = fields.get(name, b"")
+    return int(raw) if raw.isdigit() and len(raw) < 16 else 0

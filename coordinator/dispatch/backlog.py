@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, KeysView
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
-from coordinator.dispatch.shares import PriorityQueue, TurnOf, by_client
+from coordinator.dispatch.shares import PriorityQueue
 from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.placement.needs import Demand
 from coordinator.routing.queued_request import QueuedRequest
@@ -72,14 +72,12 @@ class DelayQueue(Generic[K]):
 class ModelQueue:
     """The requests for one model that could run now: suspects, retries, and tenants by service."""
 
-    def __init__(self, turn_of: TurnOf = by_client, tenants: TenantShares | None = None) -> None:
-        """``turn_of`` names the client that has a turn with a request."""
-        self._turn_of = turn_of
+    def __init__(self, tenants: TenantShares | None = None) -> None:
         self._tenants = tenants or TenantShares()
         self._suspects: OrderedDict[str, QueuedRequest] = OrderedDict()
         self._retries: OrderedDict[str, QueuedRequest] = OrderedDict()
         #: By tenant; "" is none, and only that queue may be empty.
-        self._queues = {"": PriorityQueue(turn_of)}
+        self._queues = {"": PriorityQueue()}
         # When the oldest request of each tenant came in, or of one that has left since.
         self._oldest: DelayQueue[str] = DelayQueue()
         self._count = 0
@@ -101,7 +99,7 @@ class ModelQueue:
         else:
             queue = self._queues.get(queued.tenant)
             if queue is None:
-                queue = self._queues[queued.tenant] = PriorityQueue(self._turn_of)
+                queue = self._queues[queued.tenant] = PriorityQueue()
                 self._oldest.set(queued.tenant, queued.since_ms)
             queue.add(queued)
         self._count += 1
@@ -171,9 +169,7 @@ class ModelQueue:
 class Backlog:
     """All requests that wait: in a queue, in back-off, or past their deadline."""
 
-    def __init__(self, turn_of: TurnOf = by_client, tenants: TenantShares | None = None) -> None:
-        """``turn_of`` and ``tenants`` are for the queues; see `ModelQueue`."""
-        self._turn_of = turn_of
+    def __init__(self, tenants: TenantShares | None = None) -> None:
         self.tenants = tenants or TenantShares()
         #: By intake; those of tenants are there while they have any.
         self._entries: dict[str, dict[str, QueuedRequest]] = {n: {} for n in INTAKE_CLASSES}
@@ -257,7 +253,7 @@ class Backlog:
     def _enqueue(self, queued: QueuedRequest) -> None:
         queue = self._queues.get(queued.model)
         if queue is None:
-            queue = self._queues[queued.model] = ModelQueue(self._turn_of, self.tenants)
+            queue = self._queues[queued.model] = ModelQueue(self.tenants)
         queue.add(queued)
 
     def _dequeue(self, queued: QueuedRequest, *, is_served: bool = False) -> None:

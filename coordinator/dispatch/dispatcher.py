@@ -13,7 +13,6 @@ from coordinator.dispatch.entries import Entry, WakeupEvent
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.plan import PlannedDispatch, make_plan
 from coordinator.dispatch.wait_reasons import WaitReasons
-from coordinator.leadership import LostLeadership
 from coordinator.placement.needs import Demand
 from coordinator.roster import Roster
 from coordinator.routing.lanes import Lanes
@@ -25,6 +24,7 @@ from tokenyard import clock
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import PriorityClass, class_of
 from tokenyard.protocol.replies import refusal
+from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Refused, Unanswerable
 from tokenyard.scripts import Answered, Dispatched, Move, Scripts, Transfer, Transferred
 
@@ -48,9 +48,8 @@ class Dispatcher:
         roster: Roster,
         admission: Admission,
         selection: Selection,
+        settings: CoordinatorSettings,
         *,
-        max_batch: int,
-        max_trial_share: float,
         counts: CoordinatorCounts,
         spans: QueueSpans,
     ) -> None:
@@ -60,8 +59,8 @@ class Dispatcher:
         self._roster = roster
         self._admission = admission
         self._selection = selection
-        self._max_batch = max_batch
-        self._trial_share = max_trial_share
+        self._max_batch = settings.max_batch
+        self._trial_share = settings.max_trial_share
         self._counts = counts
         self._spans = spans
         self._first = ""  # the model that was served first in the last turn
@@ -75,8 +74,7 @@ class Dispatcher:
     def run_once(self, token: str, *, may_place: bool, block_ms: int) -> None:
         """One turn: read, then place, so that what is placed is the first of all that waits.
 
-        It waits for something to read unless there is more to do. Raises `LostLeadership` where the
-        yard has another leader.
+        It waits for something to read unless there is more to do.
         """
         self._waits.begin(self._roster.broker_time.now_ms)
         room = self._room() if may_place else 0
@@ -85,7 +83,8 @@ class Dispatcher:
         self._handle_events(events)
         self.take_in(token, entries)
         self._read_tenants(token)
-        self._drop_gone()
+        for queued in self._intake.gone():
+            self._drop(queued)
         self._patience_ms = block_ms
         # Requests that came with the news of a changed roster are placed by the new one; in the
         # second such turn in a row by the one at hand, since the roster may change all the time.
@@ -116,7 +115,7 @@ class Dispatcher:
         if tenants.is_common_wrong():
             wrong.append("")
         for tenant in wrong:
-            _expect_leader(self._scripts.recount(token, tenant) >= 0)
+            self._scripts.recount(token, tenant)
         if "" in wrong:
             tenants.read_line()
 
@@ -137,7 +136,7 @@ class Dispatcher:
         """Refuse late requests, dispatch those that have a lane, and set the time to wait."""
         self._backlog.advance(self._roster.broker_time.now_ms)
         for queued in self._backlog.late(self._max_batch):
-            self.refuse(token, queued, refuse_late(queued.request))
+            self.refuse(token, queued, refuse_late(queued))
         has_dispatched = self._dispatch(token, self._make_plan())
         is_busy = any(model in self._backlog.models for model in self._roster.lanes)
         self.rate.note(busy=is_busy)
@@ -168,7 +167,7 @@ class Dispatcher:
         queue = self._backlog.queue(model)
         for queued in list(islice(queue or (), self._max_batch)):
             message = f"model: {model}: {reason}"
-            self.refuse(token, queued, refuse(queued.request, Code.MODEL_UNAVAILABLE, message))
+            self.refuse(token, queued, refuse(queued, Code.MODEL_UNAVAILABLE, message))
         if model in self._backlog.models:
             self._patience_ms = 0
 
@@ -187,7 +186,8 @@ class Dispatcher:
                     self.answer(token, entry, refused)
                 case Unanswerable(reason):
                     log.warning("buried entry %s of %s: %s", entry.id, entry.intake, reason)
-                    if self._bury(token, entry.intake, entry.id, reason):
+                    buried = self._scripts.bury(token, entry.intake, entry.id, reason)
+                    if buried is Answered.DONE:
                         self._counts.buried()
         if strays:
             self._transfer(token, strays)
@@ -204,16 +204,9 @@ class Dispatcher:
             for queued, answer in zip(
                 moved, self._scripts.transfer(token, name, entries), strict=True
             ):
-                _expect_leader(answer.code is not Transferred.NOT_LEADER)
                 if answer.code is Transferred.QUOTA:
-                    self.refuse(token, queued, refuse_quota(queued.request, answer))
+                    self.refuse(token, queued, refuse_quota(queued, answer))
         self._intake.tenants.wake("")
-
-    def _bury(self, token: str, intake: str, entry: str, reason: str) -> bool:
-        """Make an entry a dead letter; False where it was gone."""
-        buried = self._scripts.bury(token, intake, entry, reason)
-        _expect_leader(buried is not Answered.NOT_LEADER)
-        return buried is Answered.DONE
 
     def answer(self, token: str, entry: Entry, refused: Refused) -> None:
         """Refuse an entry, which may be in the backlog or not."""
@@ -221,15 +214,13 @@ class Dispatcher:
         if queued:
             self.refuse(token, queued, refused)
         else:
-            published, digest = entry.published, entry.digest
-            self._answer(token, entry.intake, entry.id, refused, published, "", digest)
+            self._answer(token, entry, entry.id, refused)
 
     def refuse(self, token: str, queued: QueuedRequest, refused: Refused) -> None:
         """Refuse a request of the backlog."""
         self._drop(queued)
         self._spans.ended(queued, self._roster.broker_time.now_ms, error=str(refused.code))
-        entry, published = queued.entry, queued.published
-        self._answer(token, queued.intake, entry, refused, published, queued.model, queued.digest)
+        self._answer(token, queued, queued.entry, refused, queued.model)
 
     def take_missed(self) -> bool:
         """Whether an entry was gone since the last call; see `LedgerReconciler`."""
@@ -241,36 +232,26 @@ class Dispatcher:
         self._backlog.remove(queued)
         self._selection.settle(queued, None)
 
-    def _drop_gone(self) -> None:
-        for queued in self._intake.gone():
-            self._drop(queued)
-
     def _answer(
         self,
         token: str,
-        intake: str,
+        waiting: Entry | QueuedRequest,
         entry: str,
         refused: Refused,
-        published: bytes,
-        model: str,
-        digest: str,
+        model: str = "",
     ) -> None:
+        intake = waiting.intake
         log.info("refused %s/%s: %s", refused.client, refused.id, refused.message)
-        reply = refusal(refused, refused.code, refused.message, published=published)
+        reply = refusal(refused, refused.code, refused.message, published=waiting.published)
         reason = f"{refused.code}: {refused.message}" if refused.is_dead else ""
         answered = self._scripts.answer(
-            token, intake, entry, refused, reply, dead=reason, digest=digest
+            token, intake, entry, refused, reply, dead=reason, digest=waiting.digest
         )
-        _expect_leader(answered is not Answered.NOT_LEADER)
         if answered is Answered.DONE:
             self._counts.answered(model, class_of(intake), refused.code, is_dead=refused.is_dead)
-        elif answered is Answered.REUSED:
-            self._note_reused(intake, entry, refused.id)
-
-    def _note_reused(self, intake: str, entry: str, request_id: str) -> None:
-        """An entry has become a dead letter, since its id belongs to another request."""
-        log.warning("buried entry %s of %s: %s", entry, intake, reused(request_id))
-        self._counts.buried(Code.ID_REUSED)
+        elif answered is Answered.REUSED:  # it has become a dead letter
+            log.warning("buried entry %s of %s: %s", entry, intake, reused(refused.id))
+            self._counts.buried(Code.ID_REUSED)
 
     def _room(self) -> int:
         """How many requests could be placed now, at most a batch."""
@@ -362,7 +343,6 @@ class Dispatcher:
     def _settle(
         self, token: str, plan: Sequence[PlannedDispatch], codes: Sequence[Dispatched]
     ) -> None:
-        _expect_leader(Dispatched.NOT_LEADER not in codes)
         stays = (Dispatched.CLOSED, Dispatched.FULL)
         by_worker: dict[str, list[PlannedDispatch]] = {}
         for item, code in zip(plan, codes, strict=True):
@@ -381,9 +361,8 @@ class Dispatcher:
             self._drop(queued)
             self._has_missed = self._has_missed or code is Dispatched.GONE
             if code is Dispatched.REUSED:
-                refused = refuse(queued.request, Code.ID_REUSED, reused(queued.id))
-                entry, digest = queued.entry, queued.digest
-                self._answer(token, queued.intake, entry, refused, b"", queued.model, digest)
+                refused = refuse(queued, Code.ID_REUSED, reused(queued.id))
+                self._answer(token, queued, queued.entry, refused, queued.model)
         for worker, items in by_worker.items():
             self._note_dispatched(worker, items)
 
@@ -400,11 +379,6 @@ class Dispatcher:
             if item.match is not None:
                 self._counts.prefix_match.observe(item.match)
             self._spans.ended(queued, now_ms, worker=worker)
-
-
-def _expect_leader(leads: bool) -> None:
-    if not leads:
-        raise LostLeadership
 
 
 # How fast the yard serves, from which clients get an estimate of their wait.

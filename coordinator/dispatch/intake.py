@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from coordinator.dispatch.backlog import Backlog
 from coordinator.dispatch.entries import BEGIN, Entry, RawEntry, WakeupEvent, pairs
-from coordinator.dispatch.shares import TurnOf, by_client
 from coordinator.dispatch.tenant_intakes import TenantIntakes
 from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard import clock
 from tokenyard.broker.direct import ask_all
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.streams import FAR_FUTURE_MS, position
 from tokenyard.protocol.yard import Yard
 
@@ -40,21 +40,17 @@ LOOK_AHEAD = 16
 class Intake:
     """Reads entries, and keeps the backlog equal to what waits, as far as it was read."""
 
-    def __init__(
-        self,
-        yard: Yard,
-        *,
-        max_batch: int,
-        max_held: int,
-        turn_of: TurnOf = by_client,
-        shares: TenantShares | None = None,
-    ) -> None:
-        """The backlog has about ``max_held`` requests at most; ``turn_of``, ``shares`` as there."""
-        self.backlog = Backlog(turn_of, shares)
-        self.tenants = TenantIntakes(yard, self.backlog, max_batch=max_batch, max_held=max_held)
+    def __init__(self, yard: Yard, settings: CoordinatorSettings) -> None:
+        self.backlog = Backlog(
+            TenantShares(
+                input_weight=settings.input_token_weight,
+                output_weight=settings.output_token_weight,
+            ),
+        )
+        self.tenants = TenantIntakes(yard, self.backlog, settings)
         self._yard = yard
-        self._max_batch = max_batch
-        self._max_held = max_held
+        self._max_batch = settings.max_batch
+        self._max_held = settings.max_held
         self._names: dict[bytes, IntakeClass] = {
             yard.keys.intake(name).encode(): name for name in INTAKE_CLASSES
         }

@@ -9,7 +9,7 @@ others nothing, and saves up nothing.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Final, cast
 
@@ -19,19 +19,6 @@ from tokenyard.protocol.keys import PriorityClass, split_intake
 #: How often each class is served while all of them wait.
 WEIGHTS: Final[Mapping[PriorityClass, int]] = {"high": 16, "normal": 4, "low": 1}
 
-#: The name that has a turn with this request.
-TurnOf = Callable[[QueuedRequest], str]
-
-
-def by_client(queued: QueuedRequest) -> str:
-    """Each client has a turn."""
-    return queued.client
-
-
-def by_arrival(_: QueuedRequest) -> str:
-    """There are no turns."""
-    return ""
-
 
 class ClassQueue:
     """The requests of one class: clients take turns, and each client's requests keep their order.
@@ -39,9 +26,7 @@ class ClassQueue:
     A client goes to the end when it was served, and starts there.
     """
 
-    def __init__(self, turn_of: TurnOf = by_client) -> None:
-        """``turn_of`` names who has a turn with a request."""
-        self._turn_of = turn_of
+    def __init__(self) -> None:
         # An OrderedDict finds its first item quickly also after thousands before it have left.
         self._clients: OrderedDict[str, OrderedDict[str, QueuedRequest]] = OrderedDict()
 
@@ -66,7 +51,7 @@ class ClassQueue:
 
     def add(self, queued: QueuedRequest) -> None:
         """Put a request behind those of its client."""
-        client = self._turn_of(queued)
+        client = queued.turn
         requests = self._clients.get(client)
         if requests is None:
             requests = self._clients[client] = OrderedDict()
@@ -74,7 +59,7 @@ class ClassQueue:
 
     def discard(self, queued: QueuedRequest, *, is_served: bool = False) -> bool:
         """Take a request out; whether it was here. ``is_served`` uses the turn of its client."""
-        client = self._turn_of(queued)
+        client = queued.turn
         requests = self._clients.get(client)
         if requests is None or requests.pop(queued.entry, None) is None:
             return False
@@ -131,9 +116,7 @@ class Shares:
 class PriorityQueue:
     """The requests of one tenant, or of all that have none: classes by shares, clients in turn."""
 
-    def __init__(self, turn_of: TurnOf = by_client) -> None:
-        """``turn_of`` names who has a turn with a request."""
-        self._turn_of = turn_of
+    def __init__(self) -> None:
         self._by_intake: dict[str, ClassQueue] = {}  # one for each class; none is empty
         self._shares = Shares()
 
@@ -151,7 +134,7 @@ class PriorityQueue:
         queue = self._by_intake.get(queued.intake)
         if queue is None:
             self._shares.join(_class_of(queued.intake))
-            queue = self._by_intake[queued.intake] = ClassQueue(self._turn_of)
+            queue = self._by_intake[queued.intake] = ClassQueue()
         queue.add(queued)
 
     def discard(self, queued: QueuedRequest, *, is_served: bool = False) -> bool:

@@ -23,6 +23,7 @@ from coordinator.routing.queued_request import QueuedRequest
 from tokenyard import clock
 from tokenyard.broker.direct import ask_all
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name, is_tenant, split_intake
+from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import decode_tenants
 from tokenyard.protocol.yard import Yard
@@ -41,21 +42,13 @@ _COUNTS: Final = ("usual", "running")
 class TenantIntakes:
     """Adds what tenants have waiting to the backlog's knowledge, the first in line first."""
 
-    def __init__(
-        self,
-        yard: Yard,
-        backlog: Backlog,
-        *,
-        max_batch: int,
-        max_held: int,
-    ) -> None:
-        """``max_batch`` and ``max_held`` as for the `Intake`."""
+    def __init__(self, yard: Yard, backlog: Backlog, settings: CoordinatorSettings) -> None:
         self._yard = yard
         self._backlog = backlog
         self._shares = backlog.tenants
         self._held = backlog.tenants.held
-        self._max_held = max_held
-        self._streams = TenantStreams(yard.keys, backlog, max_batch=max_batch, max_held=max_held)
+        self._max_held = settings.max_held
+        self._streams = TenantStreams(yard.keys, backlog, settings)
         self._described: set[str] = set()  # tenants whose settings and counts are fresh
         self._described_at = 0.0  # the first of these (monotonic)
         self._depth = 1  # see `look_behind`
@@ -303,12 +296,11 @@ class Slice(Struct, frozen=True):
 class TenantStreams:
     """Up to where each was read; the entries themselves are in the backlog."""
 
-    def __init__(self, keys: Keys, backlog: Backlog, *, max_batch: int, max_held: int) -> None:
-        """``max_batch`` and ``max_held`` as for the `Intake`."""
+    def __init__(self, keys: Keys, backlog: Backlog, settings: CoordinatorSettings) -> None:
         self._keys = keys
         self._backlog = backlog
-        self._max_batch = max_batch
-        self._max_held = max_held
+        self._max_batch = settings.max_batch
+        self._max_held = settings.max_held
         self._after: dict[str, str] = {}  # last entry read, by intake
         self._exhausted: set[str] = set()  # of which everything was read
 
@@ -370,7 +362,10 @@ class TenantStreams:
             elif not has_room:
                 continue
             open_ += [pair for pair in held if pair[0] not in exhausted and 2 * pair[1] <= most]
-        share, spare = max(LOOK_AHEAD, self._max_batch // max(1, len(open_))), self._max_batch
+        share, spare = (
+            max(LOOK_AHEAD, self._max_batch // max(1, len(open_))),
+            self._max_batch,
+        )
         found: list[Slice] = []
         for intake, number in open_:
             size = min(share, most - number)

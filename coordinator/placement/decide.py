@@ -15,7 +15,6 @@ from coordinator.placement.devices import (
     LEAVING,
     SERVING,
     DeviceId,
-    DeviceMap,
     ModelHolder,
     PlacementDevice,
     Worker,
@@ -85,9 +84,7 @@ class _Decision:
             max_swap_share=situation.max_swap_share,
             gone=situation.gone,
         )
-        self._state = PlacementState(
-            map_devices(situation.workers), situation.demands, self._catalog, now_ms
-        )
+        self._state = PlacementState(situation.workers, situation.demands, self._catalog, now_ms)
         self._choice = DeviceChoice(self._state)
         self._paused = situation.paused
         self._workers = {one.worker for one in situation.workers}
@@ -209,10 +206,10 @@ class PlacementState:
     """The devices, models and demands of one decision, and what it has given away so far."""
 
     def __init__(
-        self, device_map: DeviceMap, demands: Iterable[Demand], catalog: Catalog, now_ms: float
+        self, workers: Iterable[Worker], demands: Iterable[Demand], catalog: Catalog, now_ms: float
     ) -> None:
-        self.devices = {device.id: device for device in device_map.devices}
-        self.holders = device_map.holders
+        devices, self.holders = map_devices(workers)
+        self.devices = {device.id: device for device in devices}
         self.demands = {one.model: one for one in demands if one.requests > 0}
         self.catalog = catalog
         self.now_ms = now_ms
@@ -274,7 +271,7 @@ class PlacementState:
         """Whether its devices have changed their model so recently that ``model`` has to wait."""
         info = holder.leader.info
         spent_s = sum(info.phases_s.values())
-        hold_s = self.catalog.turns.hold_s(holder.model, info.controller, model, spent_s)
+        hold_s = self.catalog.hold_s(holder.model, info.controller, model, spent_s)
         return self.now_ms - holder.swapped_ms < 1000 * hold_s
 
     def has_paid(self, holder: ModelHolder) -> bool:

@@ -109,14 +109,11 @@ class PlacementDevice:
         if self.is_paused:
             return None
         awake = sorted(self._awake(), key=lambda one: one.info.state == "attached")
-        return next(iter(awake), None) or self.sleeper(model) or self._warm()
+        return next(iter(awake), None) or self.sleeper(model) or next(self._running("warm"), None)
 
     def sleeper(self, model: str) -> Worker | None:
         """A worker that is asleep with ``model``."""
         return next((one for one in self._running("asleep") if one.info.model == model), None)
-
-    def _warm(self) -> Worker | None:
-        return next(self._running("warm"), None)
 
     def _running(self, state: WorkerState) -> Iterator[Worker]:
         return (one for one in self.workers if one.info.state == state and one.is_running)
@@ -125,16 +122,13 @@ class PlacementDevice:
         return [one for one in self.workers if one.info.state in AWAKE]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMap:
-    """All devices, and the models that occupy them."""
+def map_devices(
+    workers: Iterable[Worker],
+) -> tuple[Sequence[PlacementDevice], Sequence[ModelHolder]]:
+    """The devices of all workers, and the models that occupy them.
 
-    devices: Sequence[PlacementDevice]
-    holders: Sequence[ModelHolder]
-
-
-def map_devices(workers: Iterable[Worker]) -> DeviceMap:
-    """The devices of all workers; workers that name no controller seem to share one."""
+    Workers that name no controller seem to share a device.
+    """
     everybody = sorted(workers, key=lambda one: (one.device, one.worker))
     swapped: dict[DeviceId, float] = {}
     for one in everybody:
@@ -145,7 +139,7 @@ def map_devices(workers: Iterable[Worker]) -> DeviceMap:
         PlacementDevice(device, held.get(device), list(there))
         for device, there in groupby(everybody, key=lambda one: one.device)
     ]
-    return DeviceMap(devices, holders)
+    return devices, holders
 
 
 def _holders(workers: Sequence[Worker], swapped: dict[DeviceId, float]) -> Iterator[ModelHolder]:

@@ -23,6 +23,12 @@ MOST_FAULTS: Final = 3
 MOST_GATHERING: Final = 4
 #: Longest pause before a host tries again to load a model that failed there.
 MOST_PAUSE_S: Final = 60.0
+#: Shortest turn: the work around a swap, such as joining the yard again, is not measured.
+LEAST_S: Final = 1.0
+#: Longest turn that is derived from a cost; `max_model_wait_s` may set a longer one.
+MOST_S: Final = 300.0
+#: Turn of a model while the cost of a swap is unknown.
+UNMEASURED_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,23 @@ class Need:
     gathers: bool = False  # devices are kept for it until it has all that it needs
 
 
+def turn_s(cost_s: float, share: float) -> float:
+    """Seconds between two swaps that each cost so much and may take that share of a device."""
+    return min(max(cost_s / share, LEAST_S), MOST_S)
+
+
+def cost_s(info: ModelInfo) -> float:
+    """What a swap of this model costs on its host; 0 while that is unknown."""
+    return info.swap_s or info.load_s
+
+
 class Catalog:
-    """What the hosts may load, and the results of earlier loads."""
+    """What the hosts may load, the results of earlier loads, and the turns that follow from these.
+
+    A turn is how long a model keeps a device that others wait for. One that serves for
+    ``cost / share`` between two swaps loses at most that share of its time to them.
+    docs/placement.md explains the rules.
+    """
 
     def __init__(
         self,
@@ -65,18 +86,19 @@ class Catalog:
         max_swap_share: float,
         gone: Sequence[HostInfo] = (),
     ) -> None:
+        """``max_model_wait_s`` is the turn of models without a setting; 0: by their costs."""
         self.hosts = hosts
         self._now_ms = now_ms
+        self._gone = {model.name: model for host in gone for model in host.models}
+        self._fixed_s = max_model_wait_s
+        self._share = max_swap_share
+        self._waits: dict[str, float] = {}
         self._offers: dict[str, dict[str, ModelInfo]] = {}  # by model and controller
         self._pins: Counter[str] = Counter()
         for controller, host in sorted(hosts.items()):
             for info in host.models:
                 self._offers.setdefault(info.name, {})[controller] = info
                 self._pins[info.name] = max(info.pin, self._pins[info.name])
-        #: How long models wait for each other's devices.
-        self.turns = ModelTurns(
-            hosts, self._offers, fixed_s=max_model_wait_s, share=max_swap_share, gone=gone
-        )
 
     def offers(self, model: str) -> Mapping[str, ModelInfo]:
         """The hosts that may load a model, by controller."""
@@ -105,6 +127,57 @@ class Catalog:
         """Whether a host failed to load a model so recently that it should not try again yet."""
         pause_s = min(2.0**info.faults, MOST_PAUSE_S)
         return bool(info.faults) and self._now_ms - info.faulted_ms < 1000 * pause_s
+
+    # Turns
+
+    def wait_s(self, model: str) -> float:
+        """Longest wait for a device that serves another model."""
+        if model not in self._waits:
+            self._waits[model] = self._set_s(model) or self._derived_s(model)
+        return self._waits[model]
+
+    def hold_s(self, model: str, controller: str, newcomer: str, spent_s: float) -> float:
+        """How long a model keeps a device of ``controller`` against ``newcomer``.
+
+        A newcomer with a set wait never waits longer than that. ``spent_s`` is what the load of the
+        model took, for a host that has not reported it yet.
+        """
+        return min(self._set_s(newcomer) or math.inf, self._own_s(model, controller, spent_s))
+
+    def hope_s(self, model: str) -> float:
+        """How long requests wait for an absent host that may load their model.
+
+        One that is known to have been there may be started for them, however long that takes.
+        """
+        if gone := self._gone.get(model):
+            return gone.max_model_wait_s or self._fixed_s or math.inf
+        return self._set_s(model) or UNMEASURED_S
+
+    @cached_property
+    def longest_wait_s(self) -> float:
+        """The longest wait of all."""
+        return max(map(self.wait_s, self._offers), default=UNMEASURED_S)
+
+    def _set_s(self, model: str) -> float:
+        """The turn that operators have set; 0 where there is none."""
+        waits = (info.max_model_wait_s for info in self.offers(model).values())
+        return min((one for one in waits if one > 0), default=self._fixed_s)
+
+    def _own_s(self, model: str, controller: str, spent_s: float) -> float:
+        if set_s := self._set_s(model):
+            return set_s
+        info = self.offers(model).get(controller)
+        cost = (cost_s(info) if info else 0.0) or spent_s
+        return turn_s(cost, self._share) if cost else self.wait_s(model)
+
+    def _derived_s(self, model: str) -> float:
+        """By the lowest cost of all hosts; while unknown, by the most expensive model on them."""
+        offers = self.offers(model)
+        if known := _known(offers.values()):
+            return turn_s(min(known), self._share)
+        beside = (info for controller in offers for info in self.hosts[controller].models)
+        costs = _known(beside)
+        return min(turn_s(max(costs), self._share), UNMEASURED_S) if costs else UNMEASURED_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +211,10 @@ def _cold(demand: Demand, catalog: Catalog) -> Need:
     """Requests wait for a model that no worker holds."""
     why = f"no worker holds it and {counted(demand.requests, 'request')} waited"
     why += f" up to {demand.oldest_wait_s:.1f} s"
-    turns, waited_s = catalog.turns, demand.oldest_wait_s
-    is_due = waited_s >= turns.wait_s(demand.model)
+    waited_s = demand.oldest_wait_s
+    is_due = waited_s >= catalog.wait_s(demand.model)
     reach = Reach.BUSY if is_due else Reach.IDLE
-    gathers = is_due and waited_s < MOST_GATHERING * turns.longest_s
+    gathers = is_due and waited_s < MOST_GATHERING * catalog.longest_wait_s
     return Need(demand.model, why, reach, gathers)
 
 
@@ -165,11 +238,11 @@ def hopeless(demand: Demand, catalog: Catalog, kept: Mapping[str, int]) -> str:
     """Why no host can load a model that no worker holds; "" where one may.
 
     ``kept`` counts the devices of each controller that pinned models keep. A host may be away for a
-    moment, so requests that only another host could serve wait `ModelTurns.hope_s` first.
+    moment, so requests that only another host could serve wait `Catalog.hope_s` first.
     """
     if given_up := _given_up(demand.model, catalog):
         return given_up
-    if demand.oldest_wait_s < catalog.turns.hope_s(demand.model):
+    if demand.oldest_wait_s < catalog.hope_s(demand.model):
         return ""
     offers, fitting = catalog.offers(demand.model), catalog.fitting(demand.model)
     if not offers:
@@ -193,102 +266,6 @@ def _given_up(model: str, catalog: Catalog) -> str:
     controller, last = max(failed.items(), key=lambda item: item[1].faulted_ms)
     times = counted(last.faults, "time")
     return f"it could not be loaded, {times} in a row on {controller}: {last.fault}"
-
-
-# How long a model keeps a device that others wait for, and how long they wait for it.
-#
-# Pure functions of the settings and of what swaps have cost on each host. A device that serves for
-# ``cost / share`` between two swaps loses at most that share of its time to them. docs/placement.md
-# explains the rules.
-
-#: Shortest turn: the work around a swap, such as joining the yard again, is not measured.
-LEAST_S: Final = 1.0
-#: Longest turn that is derived from a cost; `max_model_wait_s` may set a longer one.
-MOST_S: Final = 300.0
-#: Turn of a model while the cost of a swap is unknown.
-UNMEASURED_S: Final = 30.0
-
-Offers = Mapping[str, Mapping[str, ModelInfo]]  # by model and controller
-
-
-def turn_s(cost_s: float, share: float) -> float:
-    """Seconds between two swaps that each cost so much and may take that share of a device."""
-    return min(max(cost_s / share, LEAST_S), MOST_S)
-
-
-def cost_s(info: ModelInfo) -> float:
-    """What a swap of this model costs on its host; 0 while that is unknown."""
-    return info.swap_s or info.load_s
-
-
-class ModelTurns:
-    """The turns of all models."""
-
-    def __init__(
-        self,
-        hosts: Mapping[str, HostInfo],
-        offers: Offers,
-        *,
-        fixed_s: float,
-        share: float,
-        gone: Sequence[HostInfo] = (),
-    ) -> None:
-        """``fixed_s`` is the turn of models without a setting of their own; 0: by their costs."""
-        self._gone = {model.name: model for host in gone for model in host.models}
-        self._hosts = hosts
-        self._offers = offers
-        self._fixed_s = fixed_s
-        self._share = share
-        self._waits: dict[str, float] = {}
-
-    def wait_s(self, model: str) -> float:
-        """Longest wait for a device that serves another model."""
-        if model not in self._waits:
-            self._waits[model] = self._set_s(model) or self._derived_s(model)
-        return self._waits[model]
-
-    def hold_s(self, model: str, controller: str, newcomer: str, spent_s: float) -> float:
-        """How long a model keeps a device of ``controller`` against ``newcomer``.
-
-        A newcomer with a set wait never waits longer than that. ``spent_s`` is what the load of the
-        model took, for a host that has not reported it yet.
-        """
-        return min(self._set_s(newcomer) or math.inf, self._own_s(model, controller, spent_s))
-
-    def hope_s(self, model: str) -> float:
-        """How long requests wait for an absent host that may load their model.
-
-        One that is known to have been there may be started for them, however long that takes.
-        """
-        if gone := self._gone.get(model):
-            return gone.max_model_wait_s or self._fixed_s or math.inf
-        return self._set_s(model) or UNMEASURED_S
-
-    @cached_property
-    def longest_s(self) -> float:
-        """The longest turn of all."""
-        return max(map(self.wait_s, self._offers), default=UNMEASURED_S)
-
-    def _set_s(self, model: str) -> float:
-        """The turn that operators have set; 0 where there is none."""
-        waits = (info.max_model_wait_s for info in self._offers.get(model, {}).values())
-        return min((one for one in waits if one > 0), default=self._fixed_s)
-
-    def _own_s(self, model: str, controller: str, spent_s: float) -> float:
-        if set_s := self._set_s(model):
-            return set_s
-        info = self._offers.get(model, {}).get(controller)
-        cost = (cost_s(info) if info else 0.0) or spent_s
-        return turn_s(cost, self._share) if cost else self.wait_s(model)
-
-    def _derived_s(self, model: str) -> float:
-        """By the lowest cost of all hosts; while unknown, by the most expensive model on them."""
-        offers = self._offers.get(model, {})
-        if known := _known(offers.values()):
-            return turn_s(min(known), self._share)
-        beside = (info for controller in offers for info in self._hosts[controller].models)
-        costs = _known(beside)
-        return min(turn_s(max(costs), self._share), UNMEASURED_S) if costs else UNMEASURED_S
 
 
 def _known(infos: Iterable[ModelInfo]) -> list[float]:

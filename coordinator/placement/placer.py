@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from coordinator.leadership import LostLeadership
 from coordinator.placement.decide import PendingLoad, Placement, Situation, place
 from coordinator.placement.devices import SERVING, Worker
 from coordinator.placement.needs import Demand
@@ -71,8 +70,7 @@ class Placer:
     def run_once(self, token: str) -> None:
         """Decide, if there may be something new to decide, and send the commands.
 
-        Raises `LostLeadership` where the yard has another leader. Without a host that may load
-        models there is nothing to place.
+        Without a host that may load models there is nothing to place.
         """
         self.patience_s = math.inf
         if self._settings.static or not self._roster.hosts:
@@ -135,8 +133,7 @@ class Placer:
             self._source.fail_model(token, model, reason)
 
     def _command(self, token: str, command: Command) -> None:
-        if self._scripts.command(command, token) is None:
-            raise LostLeadership
+        self._scripts.command(command, token)
         self._counts.swaps += 1
         log.info("%s is to load %s: %s", command.worker, command.model, command.why)
         if self._record:

@@ -8,15 +8,14 @@ the stream stays until all ids of its client are cancelled, so the next leader c
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import redis
 
+from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.protocol.parse import parse_id, parse_name
 from tokenyard.protocol.streams import FAR_FUTURE_MS, position
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Cancelled, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.cancels")
@@ -31,15 +30,9 @@ MOST_CANCELLED = 100
 class CancelRequests:
     """Carries out cancels, a bounded number in a turn."""
 
-    def __init__(
-        self,
-        yard: Yard,
-        scripts: Scripts,
-        found_bad: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        """``found_bad`` is called with the place of each unreadable value that was removed."""
-        self._found_bad = found_bad
-        self._yard = yard
+    def __init__(self, scripts: Scripts, counts: CoordinatorCounts) -> None:
+        self._counts = counts
+        self._yard = scripts.yard
         self._scripts = scripts
         self._due = 0.0
         self._left = 0  # how many may still be cancelled in this turn
@@ -60,7 +53,7 @@ class CancelRequests:
         for entry, fields in cancels:
             client = parse_name(fields.get(b"client", b""))
             if client is None:
-                self._found_bad("cancels")
+                self._counts.found_bad("cancels")
                 log.warning("removed an entry of the cancels that names no client: %s", entry)
                 done.append(entry)
                 continue
@@ -85,7 +78,7 @@ class CancelRequests:
         if position(last.decode())[0] < FAR_FUTURE_MS or self._yard.connection.xlen(cancels):
             return
         self._yard.connection.delete(cancels)
-        self._found_bad("cancels")
+        self._counts.found_bad("cancels")
         log.warning("deleted the stream of cancels: its last entry was %s", last.decode())
 
     def _serve(self, client: str) -> bool:
@@ -104,7 +97,7 @@ class CancelRequests:
         """
         name = parse_id(request_id)
         if name is None:
-            self._found_bad("cancels")
+            self._counts.found_bad("cancels")
             log.warning("removed an invalid id from the cancels of %s", client)
         else:
             code = self._scripts.cancel(client, name, "cancelled by the client")

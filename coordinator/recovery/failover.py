@@ -13,7 +13,6 @@ from typing import Any
 
 import redis
 
-from coordinator.leadership import LostLeadership
 from tokenyard.scripts import Scripts
 
 log = logging.getLogger("tokenyard.coordinator.failover")
@@ -32,8 +31,6 @@ class FailoverDetector:
         """Fence all workers where the server is a promoted replica; whether it is another one.
 
         That is, another than before in this term, or one whose workers were fenced.
-
-        Raises `LostLeadership` where the yard has another leader.
         """
         try:
             info = self._info()
@@ -56,8 +53,6 @@ class FailoverDetector:
         )
         is_another = self._seen[:1] == (token,) and self._seen[1] != server
         self._seen = (token, server, replication)
-        if fenced < 0:
-            raise LostLeadership
         if fenced:
             log.warning("a replica took the place of the server; %d workers join again", fenced)
         return is_another or fenced > 0

@@ -16,9 +16,10 @@ from typing import Final
 import redis
 from msgspec import Struct, field
 
-from coordinator.leadership import LostLeadership
+from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.clock import BrokerTime
+from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, split_intake
 from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass, encode_pass
 from tokenyard.protocol.texts import counted
@@ -67,20 +68,19 @@ class LedgerReconciler:
     def __init__(
         self,
         scripts: Scripts,
+        broker_time: BrokerTime,
+        counts: CoordinatorCounts,
         *,
         patience_s: float,
-        broker_time: BrokerTime,
-        on_ended: Callable[[IntakeClass], None] = lambda _: None,
         on_returned: Callable[[], None] = lambda: None,
     ) -> None:
         """A worker with a lease has ``patience_s`` to end a request: it may have read the entry.
 
-        ``on_ended`` is called for each request ended, ``on_returned`` for each tenant that is in
-        line again.
+        ``on_returned`` is called for each tenant that is in line again.
         """
         self._scripts = scripts
         self._patience_s = patience_s
-        self._on_ended = on_ended
+        self._counts = counts
         self._on_returned = on_returned
         self._broker_time = broker_time
         self._missed: dict[LostRequest, float] = {}  # since when (monotonic)
@@ -104,7 +104,7 @@ class LedgerReconciler:
             self.begin()
 
     def run_once(self, token: str) -> None:
-        """One round, when it is due. Raises `LostLeadership` where the yard has another leader."""
+        """One round, when it is due."""
         if self._is_refused or (not self._hurries and clock.monotonic() < self._due):
             return
         self._due = clock.monotonic() + EVERY_S
@@ -130,8 +130,6 @@ class LedgerReconciler:
     def _put_in_line(self, token: str, tenant: str) -> None:
         """Somebody has removed a tenant from the line by hand, or its counts are wrong."""
         waiting = self._scripts.recount(token, tenant)
-        if waiting < 0:
-            raise LostLeadership
         if waiting:
             self._on_returned()
             log.warning("tenant %s was not in line, with %d waiting", tenant, waiting)
@@ -150,8 +148,6 @@ class LedgerReconciler:
         if not lost:
             return
         codes = self._scripts.reconcile(token, lost)
-        if Reconciled.NOT_LEADER in codes:
-            raise LostLeadership
         for one, code in zip(lost, codes, strict=True):
             self._missed.pop(one, None)
             if code is Reconciled.ENDED:
@@ -160,7 +156,7 @@ class LedgerReconciler:
 
     def _note(self, one: LostRequest) -> None:
         self._totals.ended += 1
-        self._on_ended(_class_of(one))
+        self._counts.answered("", _class_of(one), Code.ENTRY_LOST, is_dead=False)
         place = f"entry {one.entry or '?'} is not in {one.where or '?'}"
         log.info("ended %s/%r as ENTRY_LOST: %s", one.client, one.request_id, place)
 
@@ -190,11 +186,8 @@ class LedgerReconciler:
             log.warning("ended %s whose entry was deleted, of %s", ended, ledgers)
         self._hurries, self._totals = False, _PassTotals(now)
         self._missed = {one: self._missed[one] for one in totals.missed if one in self._missed}
-        if not excess and not report:
-            return
-        codes = self._scripts.reconcile(token, excess_tokens=excess, info=report)
-        if Reconciled.NOT_LEADER in codes:
-            raise LostLeadership
+        if excess or report:
+            self._scripts.reconcile(token, excess_tokens=excess, info=report)
 
 
 def _class_of(one: LostRequest) -> IntakeClass:

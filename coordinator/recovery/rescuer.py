@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from coordinator.leadership import LostLeadership
 from coordinator.roster import Roster
 from coordinator.routing.suspicion import CrashAnalysis, read_mark
 from coordinator.telemetry.counts import CoordinatorCounts
@@ -17,8 +16,7 @@ from tokenyard import clock
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.wire import DEFAULT_CLIENT
-from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import RESCUE_HELD, RESCUE_NOT_LEADER, Scripts
+from tokenyard.scripts import RESCUE_HELD, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.rescuer")
 
@@ -35,12 +33,11 @@ class Rescuer:
 
     def __init__(
         self,
-        yard: Yard,
         scripts: Scripts,
         roster: Roster,
         counts: CoordinatorCounts,
     ) -> None:
-        self._yard = yard
+        self._yard = scripts.yard
         self._scripts = scripts
         self._roster = roster
         self._counts = counts
@@ -66,10 +63,7 @@ class Rescuer:
         self._contact_at = -math.inf
 
     def run_once(self, token: str) -> None:
-        """Move one batch from each lost worker.
-
-        Raises `LostLeadership` where the yard has another leader.
-        """
+        """Move one batch from each lost worker."""
         lost = self._lost()
         left = sum([max(0, self._rescue(token, worker)) for worker in lost])
         self.has_more = left > 0
@@ -87,8 +81,6 @@ class Rescuer:
         """How many entries the worker's lane has left."""
         began = clock.monotonic()
         state = self._scripts.rescue(token, worker)
-        if state == RESCUE_NOT_LEADER:
-            raise LostLeadership
         if state in (RESCUE_HELD, 0):
             return state
         entries: Any = self._yard.connection.xrange(self._yard.keys.lane(worker), count=BATCH)
@@ -99,8 +91,6 @@ class Rescuer:
         left = self._scripts.rescue(token, worker, batch, trials, base_model=base_model)
         if left <= 0:
             self._analyses.pop(worker, None)
-        if left == RESCUE_NOT_LEADER:
-            raise LostLeadership
         self._count(worker, sum(b"attempt" in fields for _, fields in entries))
         took_ms = (clock.monotonic() - began) * 1000
         log.warning("rescued %d of %s, %d left, %.0f ms", len(batch), worker, left, took_ms)

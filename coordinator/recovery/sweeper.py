@@ -16,6 +16,7 @@ import msgspec
 from coordinator.clock_steps import ClockSteps
 from coordinator.dispatch.admission import refuse, refuse_late
 from coordinator.dispatch.entries import Entry
+from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
@@ -28,7 +29,6 @@ from tokenyard.protocol.keys import (
 from tokenyard.protocol.parse import parse_id, parse_name, parse_request
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Refused, Request
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Cancelled, Scripts
 
 log = logging.getLogger("tokenyard.coordinator.sweeper")
@@ -48,23 +48,27 @@ class Sweeper:
 
     def __init__(
         self,
-        yard: Yard,
         scripts: Scripts,
+        settings: CoordinatorSettings,
+        counts: CoordinatorCounts,
         *,
         clock_steps: ClockSteps,
         broker_time: BrokerTime,
-        bounds: Mapping[PriorityClass, int],
         answer: Callable[[Entry, Refused], None],
-        found_bad: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``found_bad`` is called with the place of each unreadable value that was removed."""
-        self._yard = yard
+        self._yard = scripts.yard
         self._scripts = scripts
         self._clock_steps = clock_steps
         self._broker_time = broker_time
-        self._bounds = bounds
+        self._counts = counts
+        most = settings.max_num_queued_reqs
+        #: Most waiting requests of each class and those below it together, as in `submit`.
+        self._bounds: Mapping[PriorityClass, int] = {
+            "high": most,
+            "normal": math.ceil(most * settings.max_normal_share),
+            "low": math.ceil(most * settings.max_low_share),
+        }
         self._answer = answer
-        self._found_bad = found_bad
         self._is_behind = False  # more clients may have disappeared
         self._cursors: dict[IntakeClass, str] = dict.fromkeys(INTAKE_CLASSES, "-")
         self._due = 0.0
@@ -168,7 +172,7 @@ class Sweeper:
             client = parse_name(raw)
             if client is None:
                 self._yard.connection.zrem(self._yard.keys.clients, raw)
-                self._found_bad("clients")
+                self._counts.found_bad("clients")
                 log.warning("removed %r from the clients: it is not a name", raw[:_SHOWN])
                 continue
             self._cancel_all(client)
@@ -184,7 +188,7 @@ class Sweeper:
         for raw in ids or ():
             request_id = parse_id(raw)
             if request_id is None:
-                self._found_bad("clients")
+                self._counts.found_bad("clients")
             else:
                 code = self._scripts.cancel(client, request_id, "its client has disappeared")
                 if code is not Cancelled.OVER:
@@ -192,16 +196,6 @@ class Sweeper:
             # Only now, so that a successor tries again after a crash in between.
             self._yard.connection.srem(attached, raw)
             self._acted += 1
-
-
-def bounds_by_class(settings: CoordinatorSettings) -> dict[PriorityClass, int]:
-    """Most waiting requests of each class and those below it together; `submit` has the same."""
-    most = settings.max_num_queued_reqs
-    return {
-        "high": most,
-        "normal": math.ceil(most * settings.max_normal_share),
-        "low": math.ceil(most * settings.max_low_share),
-    }
 
 
 def _full(request: Request, name: PriorityClass, most: int) -> Refused:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from coordinator.roster import Roster
-from coordinator.routing.suspicion import QuarantineMark, TrialLimits, TrialMember, has_survived
+from coordinator.routing.suspicion import QuarantineMark, TrialMember, has_survived
 from tokenyard import clock
 from tokenyard.protocol.parse import parse_assignment
+from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Assignment
-from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import ACQUIT_DONE, Scripts
+from tokenyard.scripts import Scripts
 
 log = logging.getLogger("tokenyard.coordinator.trial_monitor")
 
@@ -38,18 +38,17 @@ class TrialMonitor:
 
     def __init__(
         self,
-        yard: Yard,
         scripts: Scripts,
         roster: Roster,
-        limits: TrialLimits,
+        settings: CoordinatorSettings,
         *,
         has_suspects: Callable[[str], bool],
     ) -> None:
         """``has_suspects`` returns whether more suspects wait for a model."""
-        self._yard = yard
+        self._yard = scripts.yard
         self._scripts = scripts
         self._roster = roster
-        self._limits = limits
+        self._settings = settings
         self._has_suspects = has_suspects
         self._trials: dict[str, GroupTrial] = {}  # by worker
         self._due = 0.0
@@ -97,8 +96,7 @@ class TrialMonitor:
         *,
         keep: bool,
     ) -> None:
-        code = self._scripts.acquit(token, worker, mark.text, members, keep=keep)
-        if code == ACQUIT_DONE and members:
+        if self._scripts.acquit(token, worker, mark.text, members, keep=keep) and members:
             log.info("%s on %s survived", counted(len(members), "suspect"), worker)
         self._trials.pop(worker, None)
         self._roster.mark_stale()
@@ -127,7 +125,7 @@ class TrialMonitor:
         for one, owner, size in zip(members, answers, answers, strict=False):
             is_here = owner == [worker.encode(), b"%d" % one.attempt, b"assigned"]
             published = size // BYTES_PER_PACKED_TOKEN
-            if is_here and not has_survived(one, published, now_ms, self._limits):
+            if is_here and not has_survived(one, published, now_ms, self._settings):
                 found.append(one)
         return found
 

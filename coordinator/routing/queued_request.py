@@ -42,11 +42,6 @@ class RoutingFeatures(Struct, frozen=True, gc=False):
 NO_FEATURES: Final = RoutingFeatures()
 
 
-def work_only(request: Request) -> RoutingFeatures:
-    """The work of a request."""
-    return RoutingFeatures(request.work)
-
-
 def all_features(request: Request, fields: Mapping[bytes, bytes]) -> RoutingFeatures:
     """The work of a request, the blocks of its prompt, and its session."""
     session = 0
@@ -101,6 +96,7 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
     entry: str
     id: str
     client: str = DEFAULT_CLIENT
+    takes_turns: bool = True  # with other clients; False: only the order of arrival counts
     reply_to: str = ""
     result_ttl_s: int = DEFAULT_RESULT_TTL_S
     deadline_ms: int | None = None  # unix time
@@ -118,6 +114,11 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
     max_output: int = 0  # most tokens that may be generated
 
     @property
+    def turn(self) -> str:
+        """Who has a turn with it."""
+        return self.client if self.takes_turns else ""
+
+    @property
     def is_stray(self) -> bool:
         """Whether it waits in a common intake, although it has a tenant."""
         return bool(self.tenant) and ":" not in self.intake and self.intake != "retry"
@@ -126,17 +127,6 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
     def is_suspect(self) -> bool:
         """Whether it may have killed a worker."""
         return self.trial is not None
-
-    @property
-    def request(self) -> Request:
-        """The request without its payload: enough for a refusal."""
-        return Request(
-            id=self.id,
-            client=self.client,
-            reply_to=self.reply_to,
-            result_ttl_s=self.result_ttl_s,
-            deadline_ms=self.deadline_ms,
-        )
 
 
 def prompt_tokens(request: Request, fields: Mapping[bytes, bytes]) -> int:

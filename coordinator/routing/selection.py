@@ -16,7 +16,6 @@ from coordinator.routing.queued_request import (
     QueuedRequest,
     RoutingFeatures,
     all_features,
-    work_only,
 )
 from coordinator.routing.schedule import ScheduleWriter
 from tokenyard.protocol.settings import CoordinatorSettings, PolicyName
@@ -44,7 +43,8 @@ class Selection:
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
-        self._writer = ScheduleWriter(settings.record) if settings.record else None
+        #: Where decisions are recorded, if anywhere.
+        self.record = ScheduleWriter(settings.record) if settings.record else None
         self._last: dict[str, str] = {}  # by model: the worker that was given the last request
         self._prefixes = Prefixes()
         policy = None if settings.deterministic else settings.policy
@@ -58,11 +58,6 @@ class Selection:
         self._due: dict[tuple[str, str], str] = {}
         self._absent: set[tuple[str, str]] = set()
 
-    @property
-    def record(self) -> ScheduleWriter | None:
-        """Where decisions are recorded, if anywhere."""
-        return self._writer
-
     def start_when_complete(self, lanes: Sequence[Lane]) -> None:
         """The expected workers have joined: the deterministic mode uses these, by name."""
         for lane in lanes:
@@ -72,7 +67,7 @@ class Selection:
         """What the policy needs to know of a request, and no more."""
         if self.is_affine:
             return all_features(request, fields)
-        return work_only(request) if self.is_weighing else NO_FEATURES
+        return RoutingFeatures(request.work) if self.is_weighing else NO_FEATURES
 
     def follow(self, caches: Mapping[str, Cache]) -> None:
         """The roster was read: forget the prefixes of workers that have left."""
@@ -137,13 +132,13 @@ class Selection:
         """The request was dispatched to ``lane``, or does not wait any more."""
         if self._due:
             self._due.pop((queued.intake, queued.entry), None)
-        if lane and self._writer:
-            self._writer.write(queued.client, queued.id, lane.name)
+        if lane and self.record:
+            self.record.write(queued.client, queued.id, lane.name)
 
     def close(self) -> None:
         """Close the record; idempotent."""
-        if self._writer:
-            self._writer.close()
+        if self.record:
+            self.record.close()
 
 
 def _pick(policy: str, lane: Lane | None, *, weighs: bool = False) -> Pick | None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.streams import position
 
 #: A group is split into so many parts. A trial costs a few tokens and a crash costs a start of a
@@ -97,14 +98,6 @@ class CrashAnalysis:
         return self._next
 
 
-@dataclass(frozen=True, slots=True)
-class TrialLimits:
-    """When a request on trial has survived; both grow with each wrong acquittal."""
-
-    tokens: int  # that a stream publishes beyond its earlier ones
-    ms: float  # that any other runs, or less where its worker crashed sooner
-
-
 #: A stream on trial that publishes nothing gets so many times as long as any other.
 _SLOW: Final = 12
 #: On a new process a crash may take twice as long as before, plus so many ms.
@@ -125,13 +118,17 @@ class TrialMember:
     relapsed: int = 0  # times that it was acquitted before
 
 
-def has_survived(member: TrialMember, published: int, now_ms: float, limits: TrialLimits) -> bool:
-    """Whether a request that still runs is probably past the point of the crash."""
+def has_survived(
+    member: TrialMember, published: int, now_ms: float, settings: CoordinatorSettings
+) -> bool:
+    """Whether a request that still runs is probably past the point of the crash.
+
+    What that takes grows with each wrong acquittal.
+    """
     factor: int = 1 << min(member.relapsed, 16)
-    runs_ms = now_ms - member.began_ms
+    runs_ms, most_ms = now_ms - member.began_ms, 1000 * settings.trial_s * factor
     if member.streams:
-        if published - member.published >= limits.tokens * factor:
+        if published - member.published >= settings.trial_tokens * factor:
             return True
-        return runs_ms >= _SLOW * limits.ms * factor
-    most_ms = limits.ms * factor
+        return runs_ms >= _SLOW * most_ms
     return runs_ms >= (min(most_ms, 2 * member.ran_ms + _COLD_MS) if member.ran_ms else most_ms)

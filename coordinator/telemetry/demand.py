@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from coordinator.leadership import LostLeadership
 from coordinator.roster import Roster
 from tokenyard.protocol.keys import INTAKE_CLASSES, TENANTS_WAITING
 from tokenyard.protocol.leader_reports import FIELD, ModelDemand, YardDemand, encode_demand
@@ -18,34 +17,25 @@ from tokenyard.scripts import Scripts
 USUAL_LANE: Final = 64
 
 
-class DemandStatement:
-    """Publishes it."""
+def publish_demand(
+    scripts: Scripts, token: str, waiting: Mapping[str, int], roster: Roster
+) -> None:
+    """Say how many requests wait, ``waiting`` of them for each model, as far as is known."""
+    known = Counter(waiting)
+    known[""] += max(0, _count_waiting(scripts.yard) - known.total())
+    demand = YardDemand(round(roster.broker_time.now_ms), demand_of(+known, roster))
+    scripts.take_over(token, {FIELD: encode_demand(demand)})
 
-    def __init__(self, yard: Yard, scripts: Scripts, roster: Roster) -> None:
-        self._yard = yard
-        self._scripts = scripts
-        self._roster = roster
 
-    def publish(self, token: str, waiting: Mapping[str, int]) -> None:
-        """Say how many requests wait, ``waiting`` of them for each model, as far as they are known.
-
-        Raises `LostLeadership` where the yard has another leader.
-        """
-        known = Counter(waiting)
-        known[""] += max(0, self._count_waiting() - known.total())
-        demand = YardDemand(round(self._roster.broker_time.now_ms), demand_of(+known, self._roster))
-        if not self._scripts.take_over(token, {FIELD: encode_demand(demand)}):
-            raise LostLeadership
-
-    def _count_waiting(self) -> int:
-        """All requests that wait: in the common intakes, and in those of tenants."""
-        pipeline = self._yard.connection.pipeline(transaction=False)
-        for name in INTAKE_CLASSES:
-            pipeline.xlen(self._yard.keys.intake(name))
-        pipeline.hget(self._yard.keys.tally, TENANTS_WAITING)
-        *lengths, of_tenants = pipeline.execute()
-        total: int = sum(lengths) + max(0, whole(of_tenants))
-        return total
+def _count_waiting(yard: Yard) -> int:
+    """All requests that wait: in the common intakes, and in those of tenants."""
+    pipeline = yard.connection.pipeline(transaction=False)
+    for name in INTAKE_CLASSES:
+        pipeline.xlen(yard.keys.intake(name))
+    pipeline.hget(yard.keys.tally, TENANTS_WAITING)
+    *lengths, of_tenants = pipeline.execute()
+    total: int = sum(lengths) + max(0, whole(of_tenants))
+    return total
 
 
 def demand_of(waiting: Mapping[str, int], roster: Roster) -> dict[str, ModelDemand]:

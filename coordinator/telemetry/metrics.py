@@ -175,7 +175,7 @@ class CoordinatorMetrics:
         self._url = redis_url
         self._keys = keys
         self._term = term
-        self._tenants = TenantSeries(keys)
+        self._tenants = TenantSeries()
         self._taken: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self._lock = threading.Lock()  # concurrent scrapes must not take the same counts
 
@@ -264,7 +264,7 @@ class CoordinatorMetrics:
         loads = sum(member.load for member in roster.members.values())
         models = {model for model, *_ in self._counts.results.copy()}
         yield from self._tenants.read(
-            connection, token, models, waiting=sum(lengths.values()), running=loads
+            yard, token, models, waiting=sum(lengths.values()), running=loads
         )
         yield from _workers(roster.members, now_ms)
         with contextlib.suppress(redis.RedisError, SettingsError):

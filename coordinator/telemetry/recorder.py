@@ -15,7 +15,6 @@ from typing import Final
 
 from redis.exceptions import NoPermissionError
 
-from coordinator.leadership import LostLeadership
 from coordinator.roster import Roster, RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
@@ -57,10 +56,7 @@ class HistoryRecorder:
         self._is_allowed = True
 
     def run_once(self, token: str) -> None:
-        """Look at the roster, and write an entry when that is due.
-
-        Raises `LostLeadership` where the yard has another leader.
-        """
+        """Look at the roster, and write an entry when that is due."""
         if token != self._token:
             self._begin(token)
         elif self._roster.members is not self._members:
@@ -94,8 +90,7 @@ class HistoryRecorder:
         # First, so that what is lost with the answer is missing and not counted twice.
         self._watch()
         try:
-            if not self._scripts.record(self._token, history_fields(sample), MAX_ENTRIES):
-                raise LostLeadership
+            self._scripts.record(self._token, history_fields(sample), MAX_ENTRIES)
         except NoPermissionError as error:
             self._is_allowed = False
             log.warning("this term has no history: the user of Redis may not write it: %s", error)

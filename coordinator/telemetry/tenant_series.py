@@ -9,12 +9,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import redis
 from redis.exceptions import NoPermissionError
 
 from tokenyard import clock
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import Keys, is_tenant
+from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import FAILED, WAIT, day_before, field_of
 from tokenyard.protocol.yard import Yard
@@ -238,14 +237,13 @@ TENANT_METRICS: Final = (
 class TenantSeries:
     """Chooses the tenants of one coordinator's metrics, and reads what they have."""
 
-    def __init__(self, keys: Keys) -> None:
-        self._keys = keys
+    def __init__(self) -> None:
         self._choice = TenantChoice()
         self._usage = TenantUsageCounts()
 
     def read(
         self,
-        connection: redis.Redis,
+        yard: Yard,
         token: str,
         models: Collection[str],
         *,
@@ -253,24 +251,22 @@ class TenantSeries:
         running: int,
     ) -> Iterator[Family]:
         """Their metrics in the term of this token, of the requests that wait and run in all."""
-        figures = self._choose(connection)
+        figures = self._choose(yard)
         for metric, total, found in (
             (TENANT_WAITING, waiting, {(name,): one.waiting for name, one in figures.items()}),
             (TENANT_RUNNING, running, {(name,): one.running for name, one in figures.items()}),
         ):
             yield numbers(metric, {**found, (OTHER,): max(0, total - sum(found.values()))})
-        yield from _used(
-            self._usage.read(Yard(connection, self._keys), token, list(figures), models)
-        )
+        yield from _used(self._usage.read(yard, token, list(figures), models))
 
-    def _choose(self, connection: redis.Redis) -> Mapping[str, TenantFigures]:
+    def _choose(self, yard: Yard) -> Mapping[str, TenantFigures]:
         """The chosen ones."""
         choice, now_s = self._choice, clock.monotonic()
         names, candidates = set(choice.names), set[str]()
         if choice.is_open(now_s):
-            candidates = _candidates(Yard(connection, self._keys))
+            candidates = _candidates(yard)
             names |= candidates | choice.compared
-        found = _figures(Yard(connection, self._keys), names)
+        found = _figures(yard, names)
         choice.update(found, candidates, now_s)
         return {name: found[name] for name in choice.names}
 

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from coordinator.recovery.cancels import CancelRequests
+from coordinator.telemetry.counts import CoordinatorCounts
 from tests.contract.conftest import WAIT_S, NewClient
 from tests.contract.stand_in import StandIn
 from tests.contract.turns import taking_turns
@@ -38,23 +39,23 @@ RIGHTS = Path(__file__).parents[2] / "deploy/users.acl"
 
 def expired(scripts: Scripts) -> list[bytes]:
     """The clients whose leases have expired."""
-    told: Any = scripts._yard.connection.time()
+    told: Any = scripts.yard.connection.time()
     return scripts.watch_clients(10, now_ms=unix_ms(told))
 
 
 class Granting:
     """A leader that only carries out requested cancels."""
 
-    def __init__(self, connection: redis.Redis, scripts: Scripts) -> None:
-        self.cancelling = CancelRequests(Yard(connection, scripts.keys), scripts)
+    def __init__(self, scripts: Scripts) -> None:
+        self.cancelling = CancelRequests(scripts, CoordinatorCounts())
 
     def once(self) -> None:
         self.cancelling.run_once(is_woken=True)
 
 
 @pytest.fixture
-def granting(connection: redis.Redis, scripts: Scripts) -> Granting:
-    return Granting(connection, scripts)
+def granting(scripts: Scripts) -> Granting:
+    return Granting(scripts)
 
 
 @pytest.fixture

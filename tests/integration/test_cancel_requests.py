@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.recovery import cancels
 from coordinator.recovery.cancels import CancelRequests
+from coordinator.telemetry.counts import CoordinatorCounts
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes
 from tests.support.servers import Server
@@ -110,7 +111,7 @@ def test_a_deleted_stream_is_created_again(yard: Yard) -> None:
 class TestOneTurn:
     @pytest.fixture
     def granting(self, yard: Yard) -> CancelRequests:
-        return CancelRequests(yard, yard.scripts)
+        return CancelRequests(yard.scripts, CoordinatorCounts())
 
     def test_a_turn_is_bounded_and_reports_whether_there_is_more(
         self, yard: Yard, granting: CancelRequests, monkeypatch: pytest.MonkeyPatch

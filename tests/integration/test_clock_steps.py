@@ -118,7 +118,7 @@ class TestLead:
 
     @pytest.fixture
     def standby(self, yard: TurnedYard) -> Leadership:
-        return Leadership(yard, yard.scripts, "two", self.LEASE_MS)
+        return Leadership(yard.scripts, "two", self.LEASE_MS)
 
     def test_a_lease_that_does_not_move_ends(
         self, yard: TurnedYard, standby: Leadership, fake_clock: FakeClock

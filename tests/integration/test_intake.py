@@ -14,6 +14,7 @@ from coordinator.routing.queued_request import QueuedRequest
 from tests.support.servers import Server
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import IntakeClass, Keys
+from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.yard import Yard
 
 BATCH = 8
@@ -26,9 +27,13 @@ def connection(broker: Server) -> Iterator[redis.Redis]:
         yield connected
 
 
+def settings(max_held: int) -> CoordinatorSettings:
+    return CoordinatorSettings(redis_url="redis://x", max_batch=BATCH, max_held=max_held)
+
+
 @pytest.fixture
 def intake(connection: redis.Redis, keys: Keys) -> Intake:
-    return Intake(Yard(connection, keys), max_batch=BATCH, max_held=5 * BATCH)
+    return Intake(Yard(connection, keys), settings(max_held=5 * BATCH))
 
 
 class IntakeYard:
@@ -303,7 +308,7 @@ class TestEvents:
         self.hear(yard.intake)
 
         # If another takes over, I expect it to read each once, in order.
-        successor = Intake(yard, max_batch=BATCH, max_held=BATCH)
+        successor = Intake(yard, settings(max_held=BATCH))
         successor.read_again()
         heard: list[str] = []
         while len(heard) < len(events):

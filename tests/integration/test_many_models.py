@@ -213,7 +213,7 @@ class TestDemand:
         (waiting,) = leading._intake.backlog.queue("a")
 
         entry = Entry(waiting.intake, waiting.entry, {})
-        refused = refuse(waiting.request, Code.QUEUE_FULL, "no room")
+        refused = refuse(waiting, Code.QUEUE_FULL, "no room")
         leading._dispatcher.answer(leading._leadership.token, entry, refused)
 
         assert (demands(leading), len(leading._intake.backlog)) == ({}, 0)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.leadership import LostLeadership
 from coordinator.placement import placer
 from coordinator.placement.needs import Demand
 from coordinator.placement.placer import Placer
@@ -17,6 +16,7 @@ from tests.support.builders import make_request
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.schedules import read_placings
 from tests.support.waiting import eventually
+from tokenyard.scripts import LostLeadership
 
 
 class Queue:

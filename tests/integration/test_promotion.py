@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import redis
 
-from coordinator.leadership import LostLeadership
 from coordinator.recovery.failover import FailoverDetector
 from tests.support.builders import random_name
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
+from tokenyard.scripts import LostLeadership
 
 
 def became_master(lanes: Lanes, before: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 import redis
 
 import coordinator.recovery.reconciler
-from coordinator.leadership import LostLeadership
 from coordinator.recovery.reconciler import LedgerReconciler
+from coordinator.telemetry.counts import CoordinatorCounts
 from tests.support.builders import make_delta, make_request
 from tests.support.fake_clock import FakeClock
 from tests.support.lanes import Lanes, requests
@@ -22,7 +22,7 @@ from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, parse_pass
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Publication, Published, Scripts
+from tokenyard.scripts import LostLeadership, Publication, Published, Scripts
 
 
 @pytest.fixture
@@ -171,24 +171,24 @@ class TestRounds:
         for request in requests(35):
             yard.submit(request)
         yard.connection.delete(yard.keys.intake("normal"))
-        ended: list[str] = []
-        reconciler = LedgerReconciler(
-            yard.scripts, broker_time=BrokerTime(), patience_s=60, on_ended=ended.append
-        )
+        ended = CoordinatorCounts()
+        reconciler = LedgerReconciler(yard.scripts, BrokerTime(), ended, patience_s=60)
 
         counts = []
         while reconciler.has_more:
             reconciler.run_once(yard.token)
-            counts.append(len(ended))
+            counts.append(ended.results["", "normal", "failed"])
         assert counts[-1] == 35
         assert all(b - a <= 10 for a, b in itertools.pairwise(counts))
-        assert set(ended) == {"normal"}
+        assert ended.results.total() == 35
 
     def test_a_missed_entry_hurries_a_pass_but_not_all_the_time(
         self, yard: PlayedYard, fake_clock: FakeClock
     ) -> None:
         fake_clock.ticks_s = 1.0  # so that a pass takes some
-        reconciler = LedgerReconciler(yard.scripts, broker_time=BrokerTime(), patience_s=60)
+        reconciler = LedgerReconciler(
+            yard.scripts, BrokerTime(), CoordinatorCounts(), patience_s=60
+        )
         assert reconciler.has_more
         while reconciler.has_more:
             reconciler.run_once(yard.token)
@@ -201,7 +201,9 @@ class TestRounds:
     def test_a_former_leader_is_notified(self, yard: PlayedYard) -> None:
         yard.submit()
         yard.connection.delete(yard.keys.intake("normal"))
-        reconciler = LedgerReconciler(yard.scripts, broker_time=BrokerTime(), patience_s=60)
+        reconciler = LedgerReconciler(
+            yard.scripts, BrokerTime(), CoordinatorCounts(), patience_s=60
+        )
         yard.depose()
 
         def run() -> None:
@@ -223,7 +225,8 @@ class TestRounds:
             with redis.Redis.from_url(url) as connection:
                 reconciler = LedgerReconciler(
                     Scripts(Yard(connection, Keys(yard.keys.yard))),
-                    broker_time=BrokerTime(),
+                    BrokerTime(),
+                    CoordinatorCounts(),
                     patience_s=60,
                 )
                 reconciler.run_once(yard.token)

@@ -141,13 +141,11 @@ def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(
     assert letter[b"published"] == pack_tokens([7])
 
 
-@pytest.mark.parametrize("why_not", ["succeeded", "twin", "gone"])
+@pytest.mark.parametrize("why_not", ["twin", "gone"])
 def test_dead_letter_is_written_only_with_the_answer(
     yard: PlayedYard, waiting: QueuedRequest, why_not: str
 ) -> None:
-    if why_not == "succeeded":
-        yard.depose()
-    elif why_not == "twin":
+    if why_not == "twin":
         waiting = yard.push(request_fields(waiting.request), waiting.request, intake="high")
     else:
         yard.connection.xdel(yard.keys.intake("normal"), waiting.entry)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.recovery.history import RetryLimits, read_history
+from coordinator.dispatch.admission import read_history
 from tests.support.builders import make_delta, make_request, make_result
 from tests.support.yard import PlayedYard
+from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams
 from tokenyard.scripts import Publication, Published
 
-LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
+LIMITS = CoordinatorSettings(redis_url="redis://x")
 
 
 def several(count: int = 2) -> Request:

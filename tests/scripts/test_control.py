@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.control import (
     Acknowledgement,
@@ -9,6 +11,7 @@ from tokenyard.protocol.control import (
     decode_acknowledgement,
     parse_command,
 )
+from tokenyard.scripts import LostLeadership
 
 LOAD = Command(verb="load", worker="w.1", model="adder", why="the test says so")
 
@@ -36,7 +39,8 @@ def test_an_operator_needs_no_token(yard: PlayedYard) -> None:
 def test_without_a_leader_no_token_is_valid(yard: PlayedYard) -> None:
     yard.scripts.resign(yard.token)
 
-    assert yard.scripts.command(LOAD, yard.token) is None
+    with pytest.raises(LostLeadership):
+        yard.scripts.command(LOAD, yard.token)
 
 
 def test_an_acknowledgement_wakes_the_leader_and_expires(yard: PlayedYard) -> None:

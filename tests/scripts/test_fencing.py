@@ -11,11 +11,10 @@ from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.control import Command
 from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import (
-    ACQUIT_NOT_LEADER,
-    RESCUE_NOT_LEADER,
     Answered,
     Dispatched,
     HandedBack,
+    LostLeadership,
     LostRequest,
     Publication,
     Published,
@@ -47,42 +46,31 @@ def held(assignment: Assignment) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("call", "code"),
+    "call",
     [
-        (lambda yard, waiting, _: yard.answer(waiting), Answered.NOT_LEADER),
-        (
-            lambda yard, waiting, _: yard.scripts.bury(yard.token, "normal", waiting.entry, "x"),
-            Answered.NOT_LEADER,
+        lambda yard, waiting, _: yard.answer(waiting, dead="x"),
+        lambda yard, waiting, _: yard.scripts.bury(yard.token, "normal", waiting.entry, "x"),
+        lambda yard, waiting, _: yard.scripts.dispatch(yard.token, [waiting.to("w.1")] * 2),
+        lambda yard, _, alone: yard.scripts.rescue(yard.token, "w.1", [held(alone)]),
+        lambda yard, _, alone: yard.scripts.acquit(
+            yard.token, "w.1", alone.entry, [held(alone)[1:]], keep=False
         ),
-        (
-            lambda yard, waiting, _: yard.scripts.dispatch(yard.token, [waiting.to("w.1")] * 2),
-            [Dispatched.NOT_LEADER] * 2,
-        ),
-        (
-            lambda yard, _, alone: yard.scripts.rescue(yard.token, "w.1", [held(alone)]),
-            RESCUE_NOT_LEADER,
-        ),
-        (
-            lambda yard, _, alone: yard.scripts.acquit(
-                yard.token, "w.1", alone.entry, [held(alone)[1:]], keep=False
-            ),
-            ACQUIT_NOT_LEADER,
-        ),
-        (lambda yard, *_: yard.scripts.recognize(yard.token, "other", was_replica=True), -1),
-        (lambda yard, *_: yard.scripts.take_over(yard.token, {"models": "[]"}), False),
-        (lambda yard, *_: yard.scripts.command(LOAD, yard.token), None),
+        lambda yard, *_: yard.scripts.recognize(yard.token, "other", was_replica=True),
+        lambda yard, *_: yard.scripts.take_over(yard.token, {"models": "[]"}),
+        lambda yard, *_: yard.scripts.command(LOAD, yard.token),
     ],
     ids=["answer", "bury", "dispatch", "rescue", "acquit", "recognize", "take_over", "command"],
 )
 def test_a_former_leader_changes_nothing(
-    yard: PlayedYard, worker: str, waiting: QueuedRequest, call: Callable[..., object], code: object
+    yard: PlayedYard, worker: str, waiting: QueuedRequest, call: Callable[..., object]
 ) -> None:
     alone = yard.assign(worker, alone=True)
     yard.expire(worker)
     yard.depose()
     before = everything(yard)
 
-    assert call(yard, waiting, alone) == code
+    with pytest.raises(LostLeadership):
+        call(yard, waiting, alone)
     assert everything(yard) == before
 
 
@@ -99,9 +87,8 @@ def test_a_former_leader_ends_no_lost_request(yard: PlayedYard, lost: LostReques
     yard.depose()
     before = everything(yard)
 
-    codes = yard.scripts.reconcile(yard.token, [lost], excess_tokens=1)
-
-    assert codes == [Reconciled.NOT_LEADER]
+    with pytest.raises(LostLeadership):
+        yard.scripts.reconcile(yard.token, [lost], excess_tokens=1)
     assert everything(yard) == before
 
 

@@ -41,20 +41,16 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
 }
 #: Scripts name a success after their action, enums by one word for all their scripts.
 SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
-CONSTANTS = {
-    "rescue": {"NOT_LEADER": scripts.RESCUE_NOT_LEADER, "HELD": scripts.RESCUE_HELD},
-    "acquit": {
-        "NOT_LEADER": scripts.ACQUIT_NOT_LEADER,
-        "ACQUITTED": scripts.ACQUIT_DONE,
-        "CHANGED": scripts.ACQUIT_CHANGED,
-    },
+CONSTANTS: dict[str, dict[str, int]] = {
+    "rescue": {"HELD": scripts.RESCUE_HELD},
+    "acquit": {"ACQUITTED": True, "CHANGED": False},
     "retire": {"UNKNOWN": scripts.RETIRE_UNKNOWN},
-    "recognize": {"NOT_LEADER": -1},
+    "recognize": {},
     "record": {"RECORDED": 1, "NOT_LEADER": 0},
-    "recount": {"NOT_LEADER": -1},
-    "shift_leases": {"NOT_LEADER": -1},
+    "recount": {},
+    "shift_leases": {},
     "resign": {"RESIGNED": 1, "NOT_LEADER": 0},
-    "take_over": {"NOT_LEADER": -1, "READY": 1},
+    "take_over": {"READY": 1},
 }
 #: Scripts that answer with texts or a single number.
 WITHOUT_CODES = {
@@ -131,7 +127,8 @@ def method_of(name: str) -> ast.FunctionDef:
         and any(
             isinstance(node, ast.Call)
             and any(isinstance(arg, ast.Constant) and arg.value == name for arg in node.args)
-            and ast.unparse(node.func) in ("self._run", "Call", "self._published")
+            and ast.unparse(node.func)
+            in ("self._run", "self._run_as_leader", "Call", "self._published")
             for node in ast.walk(function)
         )
     ]
@@ -237,6 +234,7 @@ def test_answers_in_the_header_match_code_and_python(name: str) -> None:
     numbers = (int(number) for number in assigned[2].split(", "))
     assert documented == dict(zip(assigned[1].split(", "), numbers, strict=True))
     python = {code.name: code.value for code in ENUMS[name]} if name in ENUMS else CONSTANTS[name]
+    python = {"NOT_LEADER": calls.NOT_LEADER} | python
     for word, number in documented.items():
         assert python[SUCCESS.get(word, word)] == number
 

@@ -9,9 +9,9 @@ import pytest
 
 from coordinator.recovery.trial_monitor import TrialMonitor
 from coordinator.roster import Roster
-from coordinator.routing.suspicion import TrialLimits
 from tests.support.builders import make_request, make_result
 from tests.support.yard import PlayedYard, QueuedRequest
+from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Assignment, Request
 from tokenyard.scripts import (
     Answered,
@@ -98,8 +98,8 @@ class TestCounts:
 def test_invalid_fields_stop_no_trial_monitor(yard: PlayedYard, worker: str, odd) -> None:
     # The leader crashed, and so did its successors.
     roster = Roster(yard)
-    patience = TrialLimits(tokens=1, ms=60_000)
-    hearings = TrialMonitor(yard, yard.scripts, roster, patience, has_suspects=lambda _: False)
+    patience = CoordinatorSettings(redis_url="redis://x", trial_tokens=1, trial_s=60)
+    hearings = TrialMonitor(yard.scripts, roster, patience, has_suspects=lambda _: False)
     mine = yard.submit()
     yard.scripts.dispatch(yard.token, [mine.to(worker, on_trial=True)])
     write(yard, mine.request, t0=odd, r0=odd, relapsed=odd)

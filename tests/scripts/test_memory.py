@@ -50,7 +50,7 @@ def test_leader_takes_over_on_a_full_server(yard: PlayedYard, worker: str) -> No
     running = yard.assign(worker)
     with yard.without_memory():
         token = yard.depose()
-        assert yard.scripts.take_over(token, {"models": "[]"})
+        yard.scripts.take_over(token, {"models": "[]"})
         assert yard.scripts.lead("successor", LONG_MS, token) == token
         result = Publication(running, make_result(running.request.id))
         assert yard.scripts.finish(worker, [result]) == [Published.PUBLISHED]

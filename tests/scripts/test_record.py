@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 
 from tests.support.builders import make_request
@@ -10,7 +11,7 @@ from tests.support.yard import PlayedYard
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.leader_reports import HistorySample, history_fields
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts
+from tokenyard.scripts import LostLeadership, Scripts
 from tokenyard.yard.history import read_history
 from tokenyard.yard.snapshot import LeaderView, read_standbys
 
@@ -31,7 +32,7 @@ def test_an_entry_has_what_it_was_given_and_what_waits(yard: PlayedYard) -> None
     yard.submit(make_request(tenant="ann"), "low")
 
     # If the leader records a sample
-    assert yard.scripts.record(yard.token, history_fields(SAMPLE), 400)
+    yard.scripts.record(yard.token, history_fields(SAMPLE), 400)
 
     # I expect it to be read as it was, with what waits
     [found] = read_history(yard, now_ms(yard))
@@ -45,7 +46,8 @@ def test_an_entry_has_what_it_was_given_and_what_waits(yard: PlayedYard) -> None
 def test_a_former_leader_records_nothing(yard: PlayedYard) -> None:
     yard.depose()
 
-    assert not yard.scripts.record(yard.token, history_fields(SAMPLE), 400)
+    with pytest.raises(LostLeadership):
+        yard.scripts.record(yard.token, history_fields(SAMPLE), 400)
     assert yard.connection.exists(yard.keys.history) == 0
 
 
@@ -61,7 +63,7 @@ def test_counters_that_are_garbage_count_as_nothing(yard: PlayedYard) -> None:
     bad = {"tenants_waiting": "-5", "tenants_waiting:high": "inf", "tenants_waiting:low": "1e3"}
     yard.connection.hset(yard.keys.tally, mapping=bad)
 
-    assert yard.scripts.record(yard.token, history_fields(SAMPLE), 400)
+    yard.scripts.record(yard.token, history_fields(SAMPLE), 400)
     [found] = read_history(yard, now_ms(yard))
     assert found.of_tenants == 0
     assert set(found.waiting.values()) == {0}
@@ -69,7 +71,7 @@ def test_counters_that_are_garbage_count_as_nothing(yard: PlayedYard) -> None:
 
 def test_an_entry_is_recorded_without_memory(yard: PlayedYard) -> None:
     with yard.without_memory():
-        assert yard.scripts.record(yard.token, history_fields(SAMPLE), 400)
+        yard.scripts.record(yard.token, history_fields(SAMPLE), 400)
 
 
 def test_a_standby_is_shown_for_a_time_or_until_it_goes(

@@ -34,8 +34,8 @@ from tests.support.effort import examples
 from tests.support.servers import Server
 from tokenyard.scripts import (
     RESCUE_HELD,
-    RESCUE_NOT_LEADER,
     RETIRE_UNKNOWN,
+    LostLeadership,
     LostRequest,
     Reconciled,
     Renewed,
@@ -107,7 +107,8 @@ class WalkWithMishaps(Walk):
         ]
         if lapse and life.holds:
             self.yard.expire(worker)
-        assert self.scripts.rescue(seed.choice(self.old_tokens), worker) == RESCUE_NOT_LEADER
+        with pytest.raises(LostLeadership):
+            self.scripts.rescue(seed.choice(self.old_tokens), worker)
         taken = seed.sample(lane, seed.randint(0, len(lane)))
         entries = [(item.entry.decode(), *item.name) for item in taken]
         left = self.scripts.rescue(self.token, worker, entries)
@@ -173,7 +174,8 @@ class WalkWithMishaps(Walk):
         }
         assert set(found) == astray
         old = seed.choice(self.old_tokens)
-        assert set(self.scripts.reconcile(old, look.found)) == {Reconciled.NOT_LEADER}
+        with pytest.raises(LostLeadership):
+            self.scripts.reconcile(old, look.found)
         by_name = sorted(look.found, key=lambda one: (one.client, one.request_id))
         claims = by_name + self._claims(seed)
         seed.shuffle(claims)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.keys import Keys
-from tokenyard.scripts import Scripts
+from tokenyard.scripts import LostLeadership, Scripts
 
 LONG_MS = 60_000
 
@@ -16,7 +17,7 @@ def test_fresh_yard_gets_its_handshake(
 ) -> None:
     token = scripts.lead("ann", LONG_MS)
 
-    assert scripts.take_over(token, {"protocol": 1, "models": "[]"})
+    scripts.take_over(token, {"protocol": 1, "models": "[]"})
 
     info = connection.hgetall(keys.info)
     assert (info[b"protocol"], info[b"models"], info[b"epoch"]) == (b"1", b"[]", b"1")
@@ -26,7 +27,7 @@ def test_running_yard_keeps_its_entries_and_counts(yard: PlayedYard) -> None:
     entry = yard.submit().entry
     queued = yard.queued_tokens()
 
-    assert yard.scripts.take_over(yard.token, {"models": "[1]"})
+    yard.scripts.take_over(yard.token, {"models": "[1]"})
 
     assert [waiting for waiting, _ in yard.intake()] == [entry]
     assert yard.queued_tokens() == queued > 0
@@ -35,6 +36,7 @@ def test_running_yard_keeps_its_entries_and_counts(yard: PlayedYard) -> None:
 def test_former_leader_publishes_nothing(yard: PlayedYard) -> None:
     yard.depose()
 
-    assert not yard.scripts.take_over(yard.token, {"models": "[1]"})
+    with pytest.raises(LostLeadership):
+        yard.scripts.take_over(yard.token, {"models": "[1]"})
 
     assert yard.connection.hget(yard.keys.info, "models") is None

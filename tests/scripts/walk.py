@@ -9,6 +9,7 @@ import random
 from collections import Counter
 
 import msgspec
+import pytest
 import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -39,6 +40,7 @@ from tokenyard.scripts import (
     Charge,
     Dispatched,
     HandedBack,
+    LostLeadership,
     Move,
     Publication,
     Published,
@@ -162,7 +164,8 @@ class Walk(RuleBasedStateMachine):
         seed.shuffle(moves)
         if lost_leadership:
             old = seed.choice(self.old_tokens)
-            assert set(self.scripts.dispatch(old, moves)) <= {Dispatched.NOT_LEADER}
+            with pytest.raises(LostLeadership):
+                self.scripts.dispatch(old, moves)
             return
         self._dispatch(moves)
         if twice:  # the answer to the first call was lost
@@ -211,8 +214,8 @@ class Walk(RuleBasedStateMachine):
             ]
             if lost_leadership:
                 old = seed.choice(self.old_tokens)
-                answers = self.scripts.transfer(old, name, found)
-                assert {answer.code for answer in answers} <= {Transferred.NOT_LEADER}
+                with pytest.raises(LostLeadership):
+                    self.scripts.transfer(old, name, found)
                 continue
             answers = self.scripts.transfer(self.token, name, [*found, *found[:1]])
             codes = [answer.code for answer in answers]
@@ -231,11 +234,13 @@ class Walk(RuleBasedStateMachine):
         known = self.known[item.request.client, item.request.id]
         seen = known.published if item.intake == "retry" else []
         reply = refusal(item.request, Code.POISONED, "", published=pack_tokens(seen))
-        token = seed.choice(self.old_tokens) if lost_leadership else self.token
-        code = self.scripts.answer(
-            token, item.intake, item.entry, item.request, reply, dead="x" if dead else ""
-        )
-        assert (code is Answered.NOT_LEADER) is lost_leadership
+        call = (item.intake, item.entry, item.request, reply)
+        reason = "x" if dead else ""
+        if lost_leadership:
+            with pytest.raises(LostLeadership):
+                self.scripts.answer(seed.choice(self.old_tokens), *call, dead=reason)
+            return
+        code = self.scripts.answer(self.token, *call, dead=reason)
         if code is Answered.DONE:
             assert known.result is None
             known.result = ("failed", list(seen))

@@ -16,7 +16,6 @@ from typing import Final
 import redis
 
 from coordinator.coordinator import Coordinator
-from coordinator.leadership import LostLeadership
 from tests.support.fake_clock import FakeClock
 from tests.support.lanes import Lanes
 from tests.support.set_server import SetServer
@@ -25,7 +24,7 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts
+from tokenyard.scripts import LostLeadership, Scripts
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.speed import SpeedModel
 from worker.host.membership import Membership

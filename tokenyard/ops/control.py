@@ -177,7 +177,7 @@ class Signals:
         told = [one for one, info in sorted(live.items()) if order.scope in scopes_of(info)]
         for worker in told:
             command = Command(verb=verb, worker=worker, why=order.why, by=order.by)
-            ids.append(self._scripts.command(command) or "")
+            ids.append(self._scripts.command(command))
         processes = tuple(_process(live[worker]) for worker in told)
         return SignalReceipt(order, tuple(ids), not told, tuple(told), processes)
 
@@ -279,7 +279,7 @@ class Signals:
             command = Command(
                 verb="check", worker=worker, model=model, weights=path, why="a reload is asked for"
             )
-            asked[self._scripts.command(command) or ""] = Unacknowledged(worker, info.name)
+            asked[self._scripts.command(command)] = Unacknowledged(worker, info.name)
         if not asked:
             raise Invalid(
                 f"RELOAD_WEIGHTS: no live host may load {model}, so none can check "

@@ -150,7 +150,7 @@ def _send(yard: Yard, caller: Caller, verb: str, asked: _Asked, plan: ModelPlan)
     scripts, model, sent = Scripts(yard), asked.model, dict[str, Unacknowledged]()
     names = {one.worker: one.info.name for one in asked.view.workers if one.info}
     for one in plan.commands:
-        entry = scripts.command(msgspec.structs.replace(one, why=why)) or ""
+        entry = scripts.command(msgspec.structs.replace(one, why=why))
         sent[entry] = Unacknowledged(one.worker, names[one.worker])
     return Outcome(
         f"{model}: {plan.sent if sent else plan.done}",

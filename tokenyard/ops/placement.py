@@ -40,7 +40,7 @@ def place_anywhere(view: YardView, model: str) -> Command:
     from coordinator.placement.devices import Worker, map_devices
 
     workers = [Worker(one.worker, one.info, one.lane) for one in view.living if one.info]
-    devices = map_devices(workers).devices
+    devices, _ = map_devices(workers)
     found = [
         group
         for controller, info in sorted(_offers(view, model).items())

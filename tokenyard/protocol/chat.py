@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.wire import PLAIN_CHAT, Request
 
 #: Most levels of nested objects and arrays in any value for a chat template.
 MAX_CHAT_DEPTH: Final = 64
@@ -72,7 +73,7 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
     """Refuse messages that are not in the format of OpenAI's API, or have more than text."""
     if not messages:
         raise InvalidRequest("messages", "is empty")
-    check_depth("messages", messages)
+    _check_depth("messages", messages)
     for at, message in enumerate(messages):
         where = f"messages[{at}]"
         role = message.get("role")
@@ -83,14 +84,20 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
             _check_tool_calls(f"{where}.tool_calls", message["tool_calls"])
 
 
-def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """Refuse reserved names of values for the chat template."""
-    for name in kwargs:
-        if name in RESERVED_KWARGS:
-            raise InvalidRequest(
-                f"chat_template_kwargs.{name}", "this name is reserved; leave it out"
-            )
-    check_depth("chat_template_kwargs", kwargs)
+def check_chat(request: Request) -> None:
+    """Refuse a request with messages, or values for the chat template, that it cannot take."""
+    if request.messages is not None:
+        check_messages(request.messages)
+    if request.chat is not PLAIN_CHAT:
+        for name in request.chat.chat_template_kwargs:
+            if name in RESERVED_KWARGS:
+                raise InvalidRequest(
+                    f"chat_template_kwargs.{name}", "this name is reserved; leave it out"
+                )
+        for name in ("tools", "documents", "chat_template_kwargs"):
+            _check_depth(name, getattr(request.chat, name) or [])
+    if request.reasoning_parser_kwargs:
+        _check_depth("reasoning_parser_kwargs", [request.reasoning_parser_kwargs])
 
 
 def chat_texts(messages: list[dict[str, Any]]) -> Iterator[str]:
@@ -156,10 +163,10 @@ def _check_arguments(where: str, arguments: Any) -> None:
         return
     if not isinstance(arguments, dict):
         raise InvalidRequest(where, "must be a JSON object")
-    check_depth(where, arguments)
+    _check_depth(where, arguments)
 
 
-def check_depth(where: str, value: Any) -> None:
+def _check_depth(where: str, value: Any) -> None:
     """Refuse a value that is nested too deeply."""
     level = [value]
     for _ in range(MAX_CHAT_DEPTH):

@@ -29,6 +29,7 @@ from tokenyard.protocol.wire import PLAIN_CHAT, ChatOptions, Request, SamplingPa
 
 #: The digest of an entry that cannot be read.
 UNREADABLE: Final = "unreadable"
+_ERRORS: Final = (InvalidRequest, BadJson, msgspec.MsgspecError, UnicodeError, RecursionError)
 _any = ForeignJson[Any]()
 
 _BYTES: Final = 8
@@ -50,7 +51,7 @@ def _encode(value: Any) -> bytes:
 class Recipe:
     """The digest of requests with the same model and parameters, without their prompts."""
 
-    __slots__ = ("_prefix",)
+    __slots__ = ("_prefix", "stated")
 
     def __init__(
         self,
@@ -60,7 +61,8 @@ class Recipe:
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: Mapping[str, Any] = _NOTHING,
     ) -> None:
-        decisive: list[Any] = [model, params, sorted(stated)]
+        self.stated = sorted(stated)  # parameters given with the wire's default
+        decisive: list[Any] = [model, params, self.stated]
         if reasoning_ended is not None or reasoning_parser_kwargs:
             decisive += [reasoning_ended, dict(reasoning_parser_kwargs)]
         said = _encode(decisive)
@@ -75,6 +77,14 @@ class Recipe:
             whole.update(b"\0" + _encode(chat))
         return whole.hexdigest()
 
+    def digest_of(self, request: Request) -> str:
+        """The digest of a request with this model and these parameters."""
+        if request.tokens is not None:
+            return self.digest("tokens", request.tokens)
+        if request.prompt is not None:
+            return self.digest("prompt", request.prompt.encode())
+        return self.digest("messages", canonical_messages(request.messages), request.chat)
+
 
 def request_digest(request: Request) -> str:
     """The digest of a request with the user's own prompt."""
@@ -85,11 +95,7 @@ def request_digest(request: Request) -> str:
         request.reasoning_ended,
         request.reasoning_parser_kwargs,
     )
-    if request.tokens is not None:
-        return recipe.digest("tokens", request.tokens)
-    if request.prompt is not None:
-        return recipe.digest("prompt", request.prompt.encode())
-    return recipe.digest("messages", canonical_messages(request.messages), request.chat)
+    return recipe.digest_of(request)
 
 
 def canonical_messages(messages: Sequence[Mapping[str, Any]] | None) -> bytes:
@@ -105,26 +111,25 @@ def entry_digest(fields: Mapping[bytes, bytes]) -> str:
         if kind == "messages":
             content = canonical_messages(_any.decode(content))
             chat = parse_chat(unfold(fields), kind)
-        return _recipe(fields).digest(kind, content, chat)
-    except (InvalidRequest, BadJson, msgspec.MsgspecError, UnicodeError, RecursionError):
+        recipe = entry_recipe(fields)
+        return UNREADABLE if recipe is NO_RECIPE else recipe.digest(kind, content, chat)
+    except _ERRORS:
         return UNREADABLE
 
 
-def valid_entry_digest(request: Request, fields: Mapping[bytes, bytes]) -> str:
-    """`entry_digest` of an entry that was read as ``request``, in less time."""
-    if request.tokens is not None:
-        return _recipe(fields).digest("tokens", request.tokens)
-    if request.prompt is not None:
-        return _recipe(fields).digest("prompt", request.prompt.encode())
-    return entry_digest(fields)
+def entry_recipe(fields: Mapping[bytes, bytes]) -> Recipe:
+    """The recipe of an entry; `NO_RECIPE` where that cannot be read.
 
-
-def _recipe(fields: Mapping[bytes, bytes]) -> Recipe:
+    What is nested as deeply as the parser of requests can just read may be too deep here.
+    """
     get = fields.get
     common, model, params = get(b"common", b""), get(b"model", b""), get(b"params", b"")
     reasoning = get(b"reasoning_ended", b""), get(b"reasoning_parser_kwargs", b"")
     is_long = len(common) + len(model) + len(params) + len(reasoning[1]) > _LONGEST_KEPT
-    return (_read if is_long else _read_once)(common, model, params, *reasoning)
+    try:
+        return (_read if is_long else _read_once)(common, model, params, *reasoning)
+    except _ERRORS:
+        return NO_RECIPE
 
 
 def _read(common: bytes, model: bytes, params: bytes, ended: bytes, kwargs: bytes) -> Recipe:
@@ -141,6 +146,8 @@ def _read(common: bytes, model: bytes, params: bytes, ended: bytes, kwargs: byte
     return Recipe(name, read, defaults_among(read, given), *parse_reasoning(fields))
 
 
+#: No model has this name, so no request has such a digest.
+NO_RECIPE: Final = Recipe("\0", SamplingParams(), ())
 _read_once = functools.lru_cache(maxsize=256)(_read)
 
 

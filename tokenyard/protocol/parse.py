@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tokenyard.protocol.chat import check_depth, check_messages, check_template_kwargs
+from tokenyard.protocol.chat import check_chat, check_messages
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.sampling import why_unknown
@@ -156,9 +156,7 @@ def parse_reasoning(fields: Mapping[bytes, bytes]) -> tuple[bool | None, dict[st
     if b"reasoning_ended" not in fields and name.encode() not in fields:
         return None, {}
     ended = read_flag(fields, "reasoning_ended") if b"reasoning_ended" in fields else None
-    kwargs: dict[str, Any] = read_json(fields, name, object_decoder, {})
-    check_depth(name, [kwargs])
-    return ended, kwargs
+    return ended, read_json(fields, name, object_decoder, {})
 
 
 def parse_content(fields: Mapping[bytes, bytes]) -> tuple[str, bytes]:
@@ -197,31 +195,23 @@ def read_chat_options(given: Mapping[str, Any]) -> ChatOptions:
 def parse_chat(fields: Mapping[bytes, bytes], prompt: str) -> ChatOptions:
     """The options for a chat template; raises `InvalidRequest`.
 
-    ``prompt`` is the name of the field with the prompt.
+    ``prompt`` is the name of the field with the prompt. `check_chat` checks their values.
     """
     if _CHAT_FIELDS.isdisjoint(fields):
         return PLAIN_CHAT
-    if prompt != "messages":
-        [name, *_] = sorted(name.decode() for name in _CHAT_FIELDS & fields.keys())
-        raise InvalidRequest(name, f"goes with messages, not with {prompt}")
+    for name in sorted(_CHAT_FIELDS):
+        if prompt != "messages" and name in fields:
+            raise InvalidRequest(name.decode(), f"goes with messages, not with {prompt}")
     chat = ChatOptions(
-        tools=_objects(fields, "tools"),
-        documents=_objects(fields, "documents"),
+        tools=read_json(fields, "tools", _objects_decoder, None),
+        documents=read_json(fields, "documents", _objects_decoder, None),
         chat_template_kwargs=read_json(fields, "chat_template_kwargs", object_decoder, {}),
         add_generation_prompt=read_flag(fields, "add_generation_prompt", default=True),
         continue_final_message=read_flag(fields, "continue_final_message"),
     )
-    check_template_kwargs(chat.chat_template_kwargs)
     if chat.continue_final_message and chat.add_generation_prompt:
         raise InvalidRequest("continue_final_message", "needs add_generation_prompt to be false")
     return chat
-
-
-def _objects(fields: Mapping[bytes, bytes], name: str) -> list[dict[str, Any]] | None:
-    objects: list[dict[str, Any]] | None = read_json(fields, name, _objects_decoder, None)
-    if objects is not None:
-        check_depth(name, objects)
-    return objects
 
 
 def read_prompt(fields: Mapping[bytes, bytes]) -> str:
@@ -447,12 +437,14 @@ def _parse_body(
             "prompt", f"give exactly one of tokens, prompt, messages, not {given or 'none'}"
         )
     reasoning_ended, reasoning_parser_kwargs = parse_reasoning(fields)
-    return Request(
+    request = Request(
         id=request_id,
         client=client,
         tokens=read_tokens(fields) if given == ["tokens"] else None,
         prompt=read_prompt(fields) if given == ["prompt"] else None,
-        messages=parse_messages(fields[b"messages"]) if given == ["messages"] else None,
+        messages=read_json(fields, "messages", _objects_decoder, None)
+        if given == ["messages"]
+        else None,
         model=read_text(fields, "model"),
         params=read_params(fields, defaults),
         stream=read_flag(fields, "stream"),
@@ -468,6 +460,8 @@ def _parse_body(
         reasoning_ended=reasoning_ended,
         reasoning_parser_kwargs=reasoning_parser_kwargs,
     )
+    check_chat(request)
+    return request
 
 
 def parse_assignment(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from tokenyard.protocol.control import RunState
 
@@ -82,8 +82,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class OutputDefaults(Struct, frozen=True, omit_defaults=True):
     """Of ``ServingInfo.sampling``, what decides how much a request may generate."""
 
-    max_tokens: int | None = None
-    n: int | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
 
 
 class ServingInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):

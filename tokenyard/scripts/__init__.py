@@ -2,7 +2,7 @@
 
 `Scripts` calls them over a synchronous connection; both clients use the same `Call` values. Scripts
 are called by EVALSHA with the hash of their text, so two versions of Tokenyard can share a server.
-Expected refusals are return values here; only the public client raises.
+Expected refusals are return values here; only a former leader's calls raise (`LostLeadership`).
 """
 
 from tokenyard.scripts.answers import (
@@ -32,7 +32,9 @@ from tokenyard.scripts.calls import (
     MISSING_EVERY_S,
     Arg,
     Call,
+    LostLeadership,
     command_of,
+    destination,
     digest,
     load_scripts,
     run_async,
@@ -53,13 +55,8 @@ from tokenyard.scripts.client import (
     waits_at,
 )
 from tokenyard.scripts.control import ControlScripts
-from tokenyard.scripts.destinations import destination
 from tokenyard.scripts.leader import (
-    ACQUIT_CHANGED,
-    ACQUIT_DONE,
-    ACQUIT_NOT_LEADER,
     RESCUE_HELD,
-    RESCUE_NOT_LEADER,
     LeaderScripts,
 )
 from tokenyard.scripts.worker import RETIRE_UNKNOWN, WorkerScripts
@@ -70,15 +67,11 @@ class Scripts(ClientScripts, ControlScripts, LeaderScripts, WorkerScripts):
 
 
 __all__ = [
-    "ACQUIT_CHANGED",
-    "ACQUIT_DONE",
-    "ACQUIT_NOT_LEADER",
     "CANCEL_ATTEMPTS",
     "CLIENT_LEASE_MS",
     "MISSING_EVERY_S",
     "PLACE_FIELDS",
     "RESCUE_HELD",
-    "RESCUE_NOT_LEADER",
     "RETIRE_UNKNOWN",
     "Acceptance",
     "Answered",
@@ -91,6 +84,7 @@ __all__ = [
     "Dispatched",
     "HandedBack",
     "LedgerScan",
+    "LostLeadership",
     "LostRequest",
     "Move",
     "Publication",

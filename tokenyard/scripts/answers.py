@@ -30,7 +30,6 @@ class Submitted(enum.IntEnum):
 class Dispatched(enum.IntEnum):
     """The outcome of moving an intake entry to a lane."""
 
-    NOT_LEADER = -1
     DISPATCHED = 1
     DUPLICATE = 2
     CLOSED = 3
@@ -43,7 +42,6 @@ class Dispatched(enum.IntEnum):
 class Answered(enum.IntEnum):
     """The outcome of answering or burying an intake entry."""
 
-    NOT_LEADER = -1
     DONE = 1
     DUPLICATE = 2
     GONE = 5
@@ -85,7 +83,6 @@ class CancelRequested(enum.IntEnum):
 class Reconciled(enum.IntEnum):
     """The outcome for a request whose entry was missing."""
 
-    NOT_LEADER = -1
     STAYS = 0
     ENDED = 1
 
@@ -130,7 +127,6 @@ class Acceptance(Struct, frozen=True, gc=False):
 class Transferred(enum.IntEnum):
     """The outcome of moving an entry to its tenant's intake."""
 
-    NOT_LEADER = -1
     MOVED = 1
     QUOTA = 2
     GONE = 5

@@ -16,11 +16,21 @@ from redis.exceptions import NoPermissionError, NoScriptError
 
 from tokenyard import clock
 from tokenyard.protocol.errors import ScriptsMissing
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.wire import Refused, Request
 from tokenyard.protocol.yard import Yard
 
 Arg = bytes | str | int | float
 T = TypeVar("T")
 E = TypeVar("E", bound=enum.IntEnum)
+
+
+#: The answer to a former leader, whose token a script has compared.
+NOT_LEADER: Final = -1
+
+
+class LostLeadership(Exception):
+    """Another coordinator leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +140,13 @@ def script_names() -> tuple[str, ...]:
     return tuple(sorted(file.name[:-4] for file in files if file.name.endswith(".lua")))
 
 
+def destination(keys: Keys, request: Request | Refused) -> str:
+    """The stream that a request's replies go to."""
+    if request.kind == "frame":
+        return keys.replies(request.client)
+    return keys.reply(request.client, request.id)
+
+
 class Caller:
     """Calls scripts of one yard over one synchronous connection pool."""
 
@@ -141,7 +158,7 @@ class Caller:
         dead_maxlen: int = 10_000,
     ) -> None:
         self.keys = yard.keys
-        self._yard = yard
+        self.yard = yard
         self._reply_maxlen = reply_maxlen
         self._dead_maxlen = dead_maxlen
 
@@ -149,8 +166,15 @@ class Caller:
         """Make one call and read its answer."""
         return call.read(self._run(call.script, call.keys, call.args))
 
+    def _run_as_leader(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """Run a script that compares the leader's token; raises `LostLeadership`."""
+        answer = self._run(script, keys, args)
+        if answer == NOT_LEADER:
+            raise LostLeadership
+        return answer
+
     def _run(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        run: Any = self._yard.connection.execute_command  # redis-py gives no types for it
+        run: Any = self.yard.connection.execute_command  # redis-py gives no types for it
         command = _command(script, keys, args)
         try:
             return run(*command)

@@ -208,7 +208,7 @@ class ClientScripts(Caller):
         code = Cancelled.MOVED
         for _ in range(CANCEL_ATTEMPTS):
             ledger = self.keys.ledger(client, request_id)
-            seen: Any = self._yard.connection.hmget(ledger, *PLACE_FIELDS)
+            seen: Any = self.yard.connection.hmget(ledger, *PLACE_FIELDS)
             state, where = place_of(seen)
             code = self.call(
                 cancel(

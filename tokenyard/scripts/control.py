@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from tokenyard.protocol.control import (
     Acknowledgement,
@@ -14,24 +15,25 @@ from tokenyard.protocol.control import (
     encode_desired,
     order_fields,
 )
-from tokenyard.scripts.calls import Arg, Caller
+from tokenyard.scripts.calls import Arg, Caller, LostLeadership
 
 
 class ControlScripts(Caller):
     """Commands, signals and acknowledgements."""
 
-    def command(self, command: Command, token: str = "") -> str | None:
-        """Command a worker; returns the command's id, or None for a former leader.
+    def command(self, command: Command, token: str = "") -> str:
+        """Command a worker; returns the command's id.
 
-        The leader passes its ``token``; an operator needs none. A repeated call after a lost answer
-        commands twice, which is harmless: all commands are idempotent.
+        The leader passes its ``token``; an operator needs none. Raises `LostLeadership`. A repeated
+        call after a lost answer commands twice, which is harmless: all commands are idempotent.
         """
         keys = [self.keys.leader, self.keys.control]
         args: list[Arg] = [token]
-        for item in command_fields(command).items():
-            args.extend(item)
+        args += chain.from_iterable(command_fields(command).items())
         answer: bytes = self._run("command", keys, args)
-        return answer.decode() or None
+        if not answer:
+            raise LostLeadership
+        return answer.decode()
 
     def signal(self, order: Order, seen: bytes, now: DesiredState) -> str | None:
         """Change the desired state of the order's scope and announce it; returns the signal's id.
@@ -41,8 +43,7 @@ class ControlScripts(Caller):
         """
         keys = [self.keys.desired, self.keys.control, self.keys.events]
         args: list[Arg] = [order.scope, seen, encode_desired(now)]
-        for item in order_fields(order).items():
-            args.extend(item)
+        args += chain.from_iterable(order_fields(order).items())
         answer: bytes = self._run("signal", keys, args)
         return answer.decode() or None
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from itertools import chain
+from typing import Final
 
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import INTAKE_CLASSES, PriorityClass, intake_name, is_name
@@ -28,20 +29,17 @@ from tokenyard.scripts.answers import (
     TransferAnswer,
     Transferred,
 )
-from tokenyard.scripts.calls import Arg, Caller, codes
-from tokenyard.scripts.destinations import destination
+from tokenyard.scripts.calls import Arg, Caller, LostLeadership, codes, destination
 
-#: Answers of `LeaderScripts.rescue` beside the number of entries left.
-RESCUE_NOT_LEADER: Final = -1
+#: Answer of `LeaderScripts.rescue` beside the number of entries left.
 RESCUE_HELD: Final = -2
-#: Answers of `LeaderScripts.acquit`.
-ACQUIT_NOT_LEADER: Final = -1
-ACQUIT_DONE: Final = 1
-ACQUIT_CHANGED: Final = 0
 
 
 class LeaderScripts(Caller):
-    """Calls for the leader only; each one that writes checks the leader's token."""
+    """Calls for the leader only.
+
+    Each one with a token raises `LostLeadership` where that is a former leader's.
+    """
 
     def lead(self, name: str, lease_ms: int, token: str = "", *, stuck_ms: int = 0) -> str:
         """Take or keep the lead; returns the leader token, or "" while another leads.
@@ -56,12 +54,10 @@ class LeaderScripts(Caller):
         """Give up the lead; returns False if another coordinator has it."""
         return bool(self._run("resign", [self.keys.leader, self.keys.events], [token]))
 
-    def take_over(self, token: str, info: Mapping[str, Arg]) -> bool:
-        """Publish the handshake; False for a former leader."""
-        args: list[Arg] = [token]
-        for item in info.items():
-            args.extend(item)
-        return bool(self._run("take_over", [self.keys.leader, self.keys.info], args) == 1)
+    def take_over(self, token: str, info: Mapping[str, Arg]) -> None:
+        """Publish the handshake."""
+        keys = [self.keys.leader, self.keys.info]
+        self._run_as_leader("take_over", keys, [token, *chain.from_iterable(info.items())])
 
     def recognize(
         self,
@@ -75,20 +71,18 @@ class LeaderScripts(Caller):
         """Fence all workers if the server is a promoted replica; returns their number.
 
         ``replication`` is its replication id. With ``replaces``, the id that it had as a replica,
-        it is one only if the server seen last had that id.
-
-        Returns -1 for a former leader. ``server`` is the id of the server's process, which may
-        have been a replica before.
+        it is one only if the server seen last had that id. ``server`` is the id of the server's
+        process, which may have been a replica before.
         """
         keys = [self.keys.leader, self.keys.info, self.keys.leases]
         keys += [self.keys.departed, self.keys.events]
-        fenced: int = self._run(
+        fenced: int = self._run_as_leader(
             "recognize", keys, [token, server, int(was_replica), replication, replaces]
         )
         return fenced
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
-        """Move entries to lanes; one code for each, all NOT_LEADER for a former leader."""
+        """Move entries to lanes; one code for each."""
         routes: dict[tuple[str, str, int, int], int] = {}
         items: list[Arg] = []
         charges: list[Arg] = []
@@ -107,29 +101,31 @@ class LeaderScripts(Caller):
             keys += [self.keys.intake(intake), self.keys.lane(worker)]
             args += [intake, worker, limit, mode]
         keys += [self.keys.ledger(move.client, move.request_id) for move in moves]
-        return codes(Dispatched, self._run("dispatch", keys, args + items + charges), len(moves))
+        return codes(
+            Dispatched, self._run_as_leader("dispatch", keys, args + items + charges), len(moves)
+        )
 
     def transfer(
         self, token: str, priority_class: PriorityClass, entries: Sequence[Transfer]
     ) -> list[TransferAnswer]:
-        """Move entries of a common intake to their tenants'; all NOT_LEADER for a former leader."""
+        """Move entries of a common intake to their tenants'."""
         keys = [self.keys.leader, self.keys.intake(priority_class)]
         args: list[Arg] = [token]
         for one in entries:
             target = intake_name(priority_class, one.tenant)
             keys += [self.keys.intake(target), self.keys.ledger(one.client, one.request_id)]
             args += (one.entry, target, one.digest)
-        answers: Any = self._run("transfer", keys, args)
-        if isinstance(answers, int):
-            return [TransferAnswer(Transferred(answers))] * len(entries)
+        answers = self._run_as_leader("transfer", keys, args)
         return [_transferred(*answer) for answer in answers]
 
     def recount(self, token: str, tenant: str) -> int:
         """Count what waits for a tenant, and put it in line or take it out; returns the count.
 
-        "" stands for the common intakes, in line only while others are. -1 for a former leader.
+        "" stands for the common intakes, in line only while others are.
         """
-        waiting: int = self._run("recount", [self.keys.leader, self.keys.line], [token, tenant])
+        waiting: int = self._run_as_leader(
+            "recount", [self.keys.leader, self.keys.line], [token, tenant]
+        )
         return waiting
 
     def answer(
@@ -163,13 +159,13 @@ class LeaderScripts(Caller):
         args += [request.result_ttl_s, self._reply_maxlen, encode_reply(reply)]
         args += [dead, self._dead_maxlen, digest, reused(request_id), code_of(reply)]
         args.append(encode_reply(refusal_of_reuse(request_id)))
-        return Answered(self._run("answer", keys, args))
+        return Answered(self._run_as_leader("answer", keys, args))
 
     def bury(self, token: str, intake: str, entry: str, reason: str) -> Answered:
         """Move an entry that cannot be answered to the dead letters."""
         keys = [self.keys.leader, self.keys.intake(intake), self.keys.dead]
         args: list[Arg] = [token, intake, entry, reason, self._dead_maxlen]
-        return Answered(self._run("bury", keys, args))
+        return Answered(self._run_as_leader("bury", keys, args))
 
     def rescue(
         self,
@@ -185,8 +181,8 @@ class LeaderScripts(Caller):
         Where the worker has crashed, ``trials`` has for each entry the most suspects that it may be
         tried with (0: alone), or None where it is not a suspect; by default all must run alone.
         ``base_model`` is the worker's, with which requests that name none go on. Returns how
-        many are left on the lane, `RESCUE_HELD` or `RESCUE_NOT_LEADER`. Call it first
-        without entries, which ends the lease.
+        many are left on the lane, or `RESCUE_HELD`. Call it first without entries, which ends the
+        lease.
         """
         keys = [self.keys.leader, self.keys.leases, self.keys.workers]
         keys += [self.keys.lane(worker), self.keys.intake("retry")]
@@ -197,7 +193,7 @@ class LeaderScripts(Caller):
             keys.append(self.keys.choices(client, request_id))
             trial = trials[at] if trials else 0
             args += [entry, "" if trial is None else trial]
-        left: int = self._run("rescue", keys, args)
+        left: int = self._run_as_leader("rescue", keys, args)
         return left
 
     def acquit(
@@ -208,16 +204,15 @@ class LeaderScripts(Caller):
         members: Sequence[tuple[str, str]],
         *,
         keep: bool,
-    ) -> int:
+    ) -> bool:
         """Acquit a group on trial, given as (client, request id); ``mark`` is its mark as read.
 
-        With ``keep`` the lane stays reserved for suspects. Returns `ACQUIT_DONE`, `ACQUIT_CHANGED`
-        or `ACQUIT_NOT_LEADER`.
+        With ``keep`` the lane stays reserved for suspects. Returns False where something else is on
+        trial there by now.
         """
         keys = [self.keys.leader, self.keys.quarantine]
         keys += [self.keys.ledger(client, request_id) for client, request_id in members]
-        answer: int = self._run("acquit", keys, [token, worker, mark, "-" if keep else ""])
-        return answer
+        return bool(self._run_as_leader("acquit", keys, [token, worker, mark, "-" if keep else ""]))
 
     def overdue(
         self,
@@ -262,15 +257,12 @@ class LeaderScripts(Caller):
     ) -> list[Reconciled]:
         """End requests whose entry is missing, and subtract ``excess_tokens`` from the queued ones.
 
-        ``info`` has fields of the key `info` to set. Returns one code for each request, and at
-        least one NOT_LEADER for a former leader.
+        ``info`` has fields of the key `info` to set. Returns one code for each request.
         """
         keys = [self.keys.leader, self.keys.info, self.keys.leases, self.keys.quarantine]
         keys.append(self.keys.tally)
         args: list[Arg] = [token, excess_tokens, DEFAULT_RESULT_TTL_S, self._reply_maxlen]
-        args.append(len(info))
-        for item in info.items():
-            args.extend(item)
+        args += [len(info), *chain.from_iterable(info.items())]
         for one in lost:
             name = (one.client, one.request_id)
             place = self.keys.ledger(*name)
@@ -282,17 +274,15 @@ class LeaderScripts(Caller):
             keys += [self.keys.reply(*name), self.keys.replies(one.client)]
             error = json_text(ErrorInfo(Code.ENTRY_LOST, _lost_where(one)))
             args += [one.request_id, one.state, one.where, one.entry, error]
-        answer = self._run("reconcile", keys, args)
-        return codes(Reconciled, answer, max(1, len(lost)))
+        return codes(Reconciled, self._run_as_leader("reconcile", keys, args), len(lost))
 
-    def record(self, token: str, fields: Mapping[str, Arg], max_entries: int) -> bool:
-        """Add an entry to the history, with what waits; False for a former leader."""
+    def record(self, token: str, fields: Mapping[str, Arg], max_entries: int) -> None:
+        """Add an entry to the history, with what waits."""
         keys = [self.keys.leader, self.keys.history, self.keys.tally]
         keys += [self.keys.intake(name) for name in INTAKE_CLASSES]
-        args: list[Arg] = [token, max_entries, *INTAKE_CLASSES]
-        for item in fields.items():
-            args.extend(item)
-        return bool(self._run("record", keys, args))
+        args = [token, max_entries, *INTAKE_CLASSES, *chain.from_iterable(fields.items())]
+        if not self._run("record", keys, args):
+            raise LostLeadership
 
     def stand_by(self, name: str, for_ms: int) -> None:
         """Show for some time that a coordinator stands by; 0: no more."""
@@ -311,11 +301,12 @@ class LeaderScripts(Caller):
         """Correct leases after a step of the server's clock, ``count`` of each kind at most.
 
         A step of ``ahead_ms`` (0: back, or none) prolongs those that held before it; none is longer
-        than ``longest_ms``. Returns how many were corrected of the kind of which most were, or -1
-        for a former leader.
+        than ``longest_ms``. Returns how many were corrected of the kind of which most were.
         """
         keys = [self.keys.leader, self.keys.leases, self.keys.clients]
-        moved: int = self._run("shift_leases", keys, [token, round(ahead_ms), longest_ms, count])
+        moved: int = self._run_as_leader(
+            "shift_leases", keys, [token, round(ahead_ms), longest_ms, count]
+        )
         return moved
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
+from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply, Usage, code_of
-from tokenyard.protocol.wire import Assignment
+from tokenyard.protocol.wire import Assignment, ReplyKind
 from tokenyard.protocol.worker_info import HostInfo, encode_host
 from tokenyard.scripts.answers import (
     CancelledUse,
@@ -19,11 +20,12 @@ from tokenyard.scripts.answers import (
     Settled,
     Why,
 )
-from tokenyard.scripts.calls import Arg, Caller, codes
-from tokenyard.scripts.destinations import Groups, by_destination
+from tokenyard.scripts.calls import Arg, Caller, codes, destination
 
 #: Answer of `WorkerScripts.retire` for a worker that the yard does not know.
 RETIRE_UNKNOWN: Final = -1
+
+Groups = list[tuple[tuple[str, ReplyKind], list[tuple[int, Publication]]]]
 
 _read_usage = msgspec.json.Decoder(Usage).decode
 
@@ -58,7 +60,7 @@ class WorkerScripts(Caller):
 
     def publish_host(self, host: HostInfo) -> None:
         """Publish the models of a host; a plain command, which a server without memory refuses."""
-        self._yard.connection.hset(self.keys.hosts, host.name, encode_host(host))
+        self.yard.connection.hset(self.keys.hosts, host.name, encode_host(host))
 
     def hand_back(
         self,
@@ -92,7 +94,7 @@ class WorkerScripts(Caller):
     def count_published(self, assignment: Assignment) -> int:
         """Published tokens of a request, over all choices."""
         request = assignment.request
-        return int(self._yard.connection.strlen(self.keys.tokens(request.client, request.id))) // 4
+        return int(self.yard.connection.strlen(self.keys.tokens(request.client, request.id))) // 4
 
     def emit(self, worker: str, deltas: Sequence[Publication]) -> list[Published]:
         """Publish the deltas of one engine step; one code for each, in their order."""
@@ -100,7 +102,7 @@ class WorkerScripts(Caller):
         args: list[Arg] = [worker, self._reply_maxlen, 0]
         notes: list[Arg] = []
         several: list[tuple[int, str, int]] = []  # number, key and choice
-        order = by_destination(self.keys, deltas)
+        order = _by_destination(self.keys, deltas)
         for destinations, ((stream, kind), group) in enumerate(order, 1):
             keys.append(stream)
             args += [kind, len(group)]
@@ -129,7 +131,7 @@ class WorkerScripts(Caller):
         keys += [self.keys.quarantine]
         args: list[Arg] = [worker, self._reply_maxlen]
         args.append(sum(item.assignment.request.work for item in results))
-        order = by_destination(self.keys, results)
+        order = _by_destination(self.keys, results)
         for (stream, kind), group in order:
             keys.append(stream)
             args += [kind, len(group)]
@@ -175,3 +177,14 @@ def _used(reply: Reply) -> tuple[int, int, int]:
         return 0, 0, len(reply.tokens) // 4
     usage = _read_usage(reply.usage)
     return usage.prompt_tokens, usage.cached_tokens or 0, usage.completion_tokens
+
+
+def _by_destination(keys: Keys, items: Iterable[Publication]) -> Groups:
+    """Group publications by reply stream, each with its index in ``items``."""
+    groups: dict[tuple[str, str], list[tuple[int, Publication]]] = {}
+    for at, item in enumerate(items):
+        request = item.assignment.request
+        whose = (request.client, "" if request.reply_to else request.id)
+        groups.setdefault(whose, []).append((at, item))
+    firsts = [(group[0][1].assignment.request, group) for group in groups.values()]
+    return [((destination(keys, first), first.kind), group) for first, group in firsts]

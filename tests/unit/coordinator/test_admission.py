@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from coordinator.dispatch.admission import Admission, Verdict
 from coordinator.dispatch.entries import Entry
 from coordinator.handshake import Models
-from coordinator.recovery.history import RetryLimits
 from coordinator.routing.queued_request import QueuedRequest
 from tests.support.builders import entry_fields, make_request
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Refused, SamplingParams, Unanswerable
 from tokenyard.protocol.worker_info import OutputDefaults
 
-LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
+SETTINGS = CoordinatorSettings(redis_url="redis://x", max_request_bytes=1000)
 NOW_MS = 1_000_000.0
 
 
@@ -30,13 +30,14 @@ def admit(
     intake: IntakeClass = "normal",
     models: tuple[str, ...] = ("adder",),
     entry_id: str = "1-0",
+    most_bytes: int = 1000,
     **adapters: str,
 ) -> Verdict:
     """Admit an entry in a yard with these models, and adapters by name with their base models."""
     known = Models()
     known.learn({name: name for name in models} | adapters, models)
-    admission = Admission(max_request_bytes=1000, limits=LIMITS, models=known)
-    return admission.admit(Entry(intake, entry_id, fields), NOW_MS)
+    settings = CoordinatorSettings(redis_url="redis://x", max_request_bytes=most_bytes)
+    return Admission(settings, known).admit(Entry(intake, entry_id, fields), NOW_MS)
 
 
 def test_a_valid_request_is_queued() -> None:
@@ -172,6 +173,19 @@ def test_no_entry_raises(fields: dict[bytes, bytes], intake: IntakeClass) -> Non
     assert isinstance(admit(fields, intake), QueuedRequest | Refused | Unanswerable)
 
 
+@pytest.mark.parametrize("prompt", [b"prompt", b"messages"])
+def test_an_entry_that_can_just_be_parsed_does_not_raise(prompt: bytes) -> None:
+    """JSON that is nested as deeply as the parser allows is too deep for what comes after it."""
+    content = b"x" if prompt == b"prompt" else b'[{"role":"user","content":"x"}]'
+    most = sys.getrecursionlimit()
+    verdicts = set[type]()
+    for depth in range(most - 150, most + 50):
+        deep = b"[" * depth + b"]" * depth
+        fields = {b"id": b"q", prompt: content, b"params": b'{"extra_args":{"a":%b}}' % deep}
+        verdicts.add(type(admit(fields, most_bytes=1 << 20)))
+    assert verdicts == {QueuedRequest, Refused}
+
+
 def test_requests_for_adapters_wait_for_their_base_model() -> None:
     def model_of(name: str) -> str:
         fields = entry_fields(make_request(model=name))
@@ -202,7 +216,7 @@ class TestMostOutput:
         known = Models()
         bases = {"adder": "adder", "long": "long", "wide": "wide", "voice": "long"}
         known.learn(bases, [only] if only else list(bases), self.DEFAULTS)
-        admission = Admission(max_request_bytes=1000, limits=LIMITS, models=known)
+        admission = Admission(SETTINGS, known)
         queued = admission.admit(Entry("normal", "1-0", fields), NOW_MS)
         assert isinstance(queued, QueuedRequest)
         return queued.max_output
@@ -243,7 +257,7 @@ class TestMostOutput:
         known = Models()
         known.learn({"short": "short"}, ["short"], {"short": OutputDefaults(max_tokens=5)})
         fields = {b"id": b"q1", b"prompt": b"p", b"params": b'{"min_tokens":9}'}
-        admission = Admission(max_request_bytes=1000, limits=LIMITS, models=known)
+        admission = Admission(SETTINGS, known)
         queued = admission.admit(Entry("normal", "1-0", fields), NOW_MS)
         assert isinstance(queued, QueuedRequest)
         assert queued.max_output == 16

@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.dispatch.admission import refuse
 from coordinator.dispatch.backlog import Backlog
 from coordinator.dispatch.shares import PriorityQueue
 from coordinator.placement.needs import Demand
 from coordinator.routing.queued_request import QueuedRequest, prompt_tokens
 from tests.support.builders import make_request
+from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
-from tokenyard.protocol.wire import ChatOptions, Request, chat_fields
+from tokenyard.protocol.wire import ChatOptions, Refused, chat_fields
 
 NOW_MS = 1_000_000.0
 
@@ -214,8 +216,8 @@ def test_a_queued_request_has_all_that_a_refusal_needs() -> None:
         deadline_ms=7,
     )
 
-    assert light.request == Request(
-        id="r", client="c", reply_to="replies:c", result_ttl_s=9, deadline_ms=7
+    assert refuse(light, Code.QUEUE_FULL, "full") == Refused(
+        "r", "c", "replies:c", Code.QUEUE_FULL, "full", 9
     )
 
 

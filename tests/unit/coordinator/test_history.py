@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.recovery.history import History, RetryLimits, read_history
+from coordinator.dispatch.admission import History, read_history
 from tokenyard.protocol.errors import Code
+from tokenyard.protocol.settings import CoordinatorSettings
 
-LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=2, max_faults=3)
+LIMITS = CoordinatorSettings(redis_url="redis://x", max_lost_alone=2)
 
 
 @pytest.mark.parametrize(

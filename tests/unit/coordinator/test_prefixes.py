@@ -13,7 +13,6 @@ from coordinator.routing.queued_request import (
     NO_FEATURES,
     RoutingFeatures,
     all_features,
-    work_only,
 )
 from tests.support.builders import entry_fields, make_request
 from tokenyard.protocol.parse import parse_request
@@ -116,8 +115,8 @@ class TestHints:
     def test_work_is_the_prompt_and_the_longest_answer(self) -> None:
         request = make_request(tokens=[1] * 100, params=SamplingParams(max_tokens=20, n=3))
 
-        assert work_only(request).work == 160
-        assert work_only(make_request(prompt="12345678")).work == 2 + 16
+        assert request.work == 160
+        assert make_request(prompt="12345678").work == 2 + 16
 
 
 class TestPrefixes:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from redis.exceptions import NoPermissionError
 
-from coordinator.leadership import LostLeadership
 from coordinator.roster import RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.recorder import HistoryRecorder
@@ -30,7 +29,6 @@ class Bench:
         self._clock, self._began = fake_clock, fake_clock.now
         self.written: list[HistorySample] = []
         self.refuses = False
-        self.is_replaced = False
         now_s = int(START_MS / 1000)
         self.roster: Any = SimpleNamespace(members={}, broker_time=BrokerTime())
         self.roster.broker_time.measured((now_s, 0), fake_clock.now)
@@ -38,16 +36,14 @@ class Bench:
         scripts: Any = SimpleNamespace(record=self._record)
         self.recorder = HistoryRecorder(scripts, self.roster, self.counts)
 
-    def _record(self, token: str, fields: dict[str, Any], most: int) -> bool:
+    def _record(self, token: str, fields: dict[str, Any], most: int) -> None:
         if self.refuses:
             raise NoPermissionError("no permission")
         packed = {
             name.encode(): value if isinstance(value, bytes) else str(value).encode()
             for name, value in fields.items()
         }
-        if not self.is_replaced:
-            self.written.append(parse_history(f"{self.roster.broker_time.now_ms:.0f}-0", packed))
-        return not self.is_replaced
+        self.written.append(parse_history(f"{self.roster.broker_time.now_ms:.0f}-0", packed))
 
     def see(self, load: int = 0, lease_ms: float = LEASE_MS, **workers: WorkerTotals) -> None:
         """Read a roster of these workers."""
@@ -160,13 +156,6 @@ def test_workers_without_a_lease_are_not_counted_as_workers(bench: Bench) -> Non
     bench.run(10)
 
     assert (bench.written[0].workers, bench.written[0].ready, bench.written[0].running) == (0, 0, 2)
-
-
-def test_a_fenced_leader_learns_that_it_is_none(bench: Bench) -> None:
-    bench.is_replaced = True
-    with pytest.raises(LostLeadership):
-        bench.run(10)
-    assert bench.written == []
 
 
 def test_a_user_who_may_not_write_it_costs_a_warning(

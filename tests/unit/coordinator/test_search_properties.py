@@ -21,15 +21,16 @@ from hypothesis.stateful import (
     rule,
 )
 
+from coordinator.dispatch.admission import History
 from coordinator.dispatch.plan import make_plan
-from coordinator.recovery.history import History, RetryLimits
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane, Pick
 from coordinator.routing.queued_request import QueuedRequest
 from coordinator.routing.suspicion import KEPT, UNMARKED, CrashAnalysis, QuarantineMark, read_mark
 from tests.support.effort import examples
+from tokenyard.protocol.settings import CoordinatorSettings
 
-LIMITS = RetryLimits(max_crashes=3, max_crashed_alone=2, max_lost_alone=3, max_faults=3)
+LIMITS = CoordinatorSettings(redis_url="redis://x")
 PLACES = 8
 STEPS = 12  # of a whole answer
 PAST = 2  # steps after which a member of a group on trial has survived

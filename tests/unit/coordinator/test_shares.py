@@ -8,9 +8,10 @@ from itertools import islice
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coordinator.dispatch.backlog import ModelQueue
-from coordinator.dispatch.shares import WEIGHTS, TurnOf, by_arrival, by_client
+from coordinator.dispatch.shares import WEIGHTS
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
 
@@ -25,8 +26,8 @@ def some(count: int, intake: PriorityClass = "normal", client: str = "ann") -> l
     return [queued(f"{client}-{intake}-{number}", intake, client) for number in range(count)]
 
 
-def holding(*requests: QueuedRequest, turn_of: TurnOf = by_client) -> ModelQueue:
-    queue = ModelQueue(turn_of)
+def holding(*requests: QueuedRequest) -> ModelQueue:
+    queue = ModelQueue()
     for one in requests:
         queue.add(one)
     return queue
@@ -118,7 +119,8 @@ class TestClients:
 
     def test_without_turns_the_order_of_arrival_counts(self) -> None:
         requests = [*some(5, client="ann"), *some(2, client="bob"), *some(1, client="cy")]
-        assert serve(holding(*requests, turn_of=by_arrival), 8, batch=3) == requests
+        requests = [replace(one, takes_turns=False) for one in requests]
+        assert serve(holding(*requests), 8, batch=3) == requests
 
     @given(st.lists(st.sampled_from("abc"), max_size=40), st.integers(1, 9))
     def test_every_request_is_served_once(self, clients: list[str], batch: int) -> None:

@@ -9,14 +9,14 @@ from coordinator.routing.suspicion import (
     UNMARKED,
     CrashAnalysis,
     QuarantineMark,
-    TrialLimits,
     TrialMember,
     has_survived,
     next_trial,
     read_mark,
 )
+from tokenyard.protocol.settings import CoordinatorSettings
 
-PATIENCE = TrialLimits(tokens=8, ms=5000.0)
+PATIENCE = CoordinatorSettings(redis_url="redis://x")
 
 
 class TestMarks:

@@ -35,7 +35,7 @@ def in_line(first: Mapping[str, float], *, has_more: bool = False) -> TenantShar
 
 
 def holding(shares: TenantShares, requests: Iterable[QueuedRequest]) -> ModelQueue:
-    queue = ModelQueue(tenants=shares)
+    queue = ModelQueue(shares)
     for one in requests:
         queue.add(one)
     return queue

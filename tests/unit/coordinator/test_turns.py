@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.placement.needs import LEAST_S, MOST_S, UNMEASURED_S, Catalog, ModelTurns, turn_s
+from coordinator.placement.needs import LEAST_S, MOST_S, UNMEASURED_S, Catalog, turn_s
 from tests.support.situations import NOW_MS, decide, demand, host, loads, worker
 
 
-def turns(fixed_s: float = 0.0, share: float = 0.1, **models: Mapping[str, Any]) -> ModelTurns:
+def turns(fixed_s: float = 0.0, share: float = 0.1, **models: Mapping[str, Any]) -> Catalog:
     hosts = host("h", **models)
-    return Catalog(hosts, now_ms=NOW_MS, max_model_wait_s=fixed_s, max_swap_share=share).turns
+    return Catalog(hosts, now_ms=NOW_MS, max_model_wait_s=fixed_s, max_swap_share=share)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_the_cost_of_a_swap_counts_before_the_cost_of_a_load() -> None:
 
 def test_models_wait_as_for_the_quickest_host_and_hold_as_on_their_own() -> None:
     hosts = host("h", a={"swap_s": 2.0}, b={}) | host("i", a={"swap_s": 0.5}, b={})
-    found = Catalog(hosts, now_ms=NOW_MS, max_model_wait_s=0.0, max_swap_share=0.1).turns
+    found = Catalog(hosts, now_ms=NOW_MS, max_model_wait_s=0.0, max_swap_share=0.1)
 
     assert found.wait_s("a") == 5.0
     assert found.hold_s("a", "h", "b", 0.0) == 20.0

@@ -14,8 +14,8 @@ from tokenyard.client.build import RequestBuilder
 from tokenyard.protocol.digest import (
     UNREADABLE,
     entry_digest,
+    entry_recipe,
     request_digest,
-    valid_entry_digest,
 )
 from tokenyard.protocol.parse import read_request
 from tokenyard.protocol.wire import Request, prompt_value, template_of
@@ -110,7 +110,7 @@ def test_clients_and_coordinator_agree(
     assert draft.digest == request_digest(request)
     for fields in (entry_fields(request), shared):
         assert draft.digest == entry_digest(fields)
-        assert draft.digest == valid_entry_digest(read_request(fields), fields)
+        assert draft.digest == entry_recipe(fields).digest_of(read_request(fields))
 
 
 @given(TEXTS, OPTIONS)
@@ -183,7 +183,7 @@ def test_both_sides_agree_on_reasoning(ended: bool | None, kwargs: dict[str, Any
 
     fields = entry_fields(request)
     assert request_digest(request) == entry_digest(fields)
-    assert request_digest(request) == valid_entry_digest(read_request(fields), fields)
+    assert request_digest(request) == entry_recipe(fields).digest_of(read_request(fields))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_forms_of_a_prompt(
     assert (entry_digest(one) == entry_digest(other)) is is_same
     for fields in (one, other):
         valid = {b"id": b"q1", **fields}
-        assert valid_entry_digest(read_request(valid), valid) == entry_digest(fields)
+        assert entry_recipe(valid).digest_of(read_request(valid)) == entry_digest(fields)
 
 
 def test_long_parameters_are_read_as_short_ones_are() -> None:
