@@ -120,8 +120,14 @@ class PlainCommand(click.Command):
 
     reads: tuple[str, ...] = ()
 
-    def __init__(self, *args: Any, help: str | None = None, **more: Any) -> None:  # noqa: A002 - click's
-        super().__init__(*args, help=_laid_out(help), **more)
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        help: str | None = None,  # noqa: A002 - the name is click's
+        **more: Any,
+    ) -> None:
+        super().__init__(name, help=_laid_out(help), **more)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Its own options, and hidden copies of those of `tokenyard` that it lacks."""
