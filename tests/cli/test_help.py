@@ -112,7 +112,7 @@ def run_program(settings_type: Any, *arguments: str, **env: str) -> tuple[Result
         return 7
 
     texts = {field.name: "x" for field in dataclasses.fields(settings_type)}
-    command = program.program("worker", settings_type, run, about="x", texts=texts)
+    command = program.program("worker", settings_type, run, texts=texts)
     return CliRunner().invoke(command, arguments, env=env), seen
 
 

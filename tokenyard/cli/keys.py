@@ -46,7 +46,9 @@ _COLUMNS: Final[Columns[_Listed]] = {
     Column("Name"): lambda one: one[1].name,
     Column("Models"): lambda one: _allowed(one[1].models),
     Column("Classes"): lambda one: _allowed(one[1].classes),
-    Column("Created", is_whole=True): lambda one: local_time(one[1].created_ms / 1000, "minutes"),
+    Column("Created", is_whole=True): lambda one: local_time(one[1].created_ms / 1000, "minutes")[
+        :16
+    ],
 }
 
 

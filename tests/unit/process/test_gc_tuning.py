@@ -20,7 +20,7 @@ def run(settings):
     print(gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > 10_000)
     return 0
 
-main = program("{name}", {settings}, run, about="", texts=TEXTS)
+main = program("{name}", {settings}, run, texts=TEXTS)
 main(["--redis-url", "redis://nowhere", *{more}])
 """
 
