@@ -63,11 +63,6 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
-class ResetPrefixCache:
-    """To the process: clear the prefix cache."""
-
-
-@dataclass(frozen=True, slots=True)
 class ReloadWeights:
     """To a paused process: load the weights of the checkpoint at ``path``; "": the model's own."""
 
@@ -98,7 +93,7 @@ class UnpauseEngine:
 
 
 #: The process answers with `Done`, or with a `CommandRefused` that names the command.
-EngineCommand = ResetPrefixCache | ReloadWeights | SetEpoch | UnpauseEngine
+EngineCommand = ReloadWeights | SetEpoch | UnpauseEngine
 
 
 @dataclass(frozen=True, slots=True)

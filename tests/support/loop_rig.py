@@ -13,7 +13,7 @@ from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
-from worker.messages import ResetPrefixCache, Serve, Sleep, ToController, Wake
+from worker.messages import ReloadWeights, Serve, Sleep, ToController, Wake
 from worker.process.inbox import Delivery
 from worker.process.loop import EngineLoop
 from worker.process.outcomes import Aborted, Outcome, Run
@@ -82,8 +82,6 @@ class StubEngine:
     def sleep(self, level: int) -> None: ...
 
     def wake(self) -> None: ...
-
-    def reset(self) -> None: ...
 
 
 class StubSession:
@@ -154,7 +152,7 @@ class LoopRig:
         self.sessions.append(StubSession(worker))
         return self.sessions[-1]
 
-    def _control(self, command: Sleep | Wake | ResetPrefixCache) -> None:
+    def _control(self, command: Sleep | Wake | ReloadWeights) -> None:
         session = self.sessions[-1]
         self.controlled.append((command, session.running, list(self.engine.has)))
 

@@ -23,7 +23,6 @@ from worker.host.allocation import Goal, fits
 from worker.host.pool import Pool
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
-from worker.messages import ResetPrefixCache
 from worker.models import ModelSpec
 from worker.process.stream_reader import StreamReader
 
@@ -102,8 +101,6 @@ class CommandHandler:
                 return self._unload(member)
             case "sleep":
                 return self._sleep(command, member)
-            case "reset":
-                return self._reset(member)
             case "check":
                 raise CommandError("a check is answered elsewhere")
             case "drain" | "stop":
@@ -181,12 +178,6 @@ class CommandHandler:
         self._forget_replaced()
         return member.name
 
-    def _reset(self, member: WorkerProcessHandle) -> str:
-        if member.state is not State.READY:
-            raise CommandError(f"it is not ready, it is {member.state.value}")
-        member.send(ResetPrefixCache())
-        return member.name
-
     # Outcomes
 
     def reached(self, goal: Goal) -> None:
@@ -202,25 +193,14 @@ class CommandHandler:
         verb = _COMPLETES.get(member.state)
         self._settle(lambda one: one.target == member.name and one.verb == verb)
 
-    def done(self, member: WorkerProcessHandle) -> None:
-        """A process has run a command that changes no state."""
-        self._settle_next(member, "reset")
-
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
-        """A process has refused a command; one that cannot sleep is being unloaded."""
-        sleeps = member.state is State.UNLOADING
-        self._settle_next(member, "sleep" if sleeps else "reset", reason)
+        """A process cannot sleep; it is being unloaded."""
+        self._settle(lambda one: one.target == member.name and one.verb == "sleep", reason)
 
     def died(self, member: WorkerProcessHandle, reason: str) -> None:
         """A process has ended, which completes some commands and fails the others."""
         self._settle(lambda one: one.target == member.name and one.verb in _ENDS)
         self._settle(lambda one: one.target == member.name, f"the process died: {reason}")
-
-    def _settle_next(self, member: WorkerProcessHandle, verb: Verb, reason: str = "") -> None:
-        """Settle the oldest such command: a process answers in order."""
-        pending = (one for one in self._pending if one.target == member.name and one.verb == verb)
-        oldest = next(pending, None)
-        self._settle(lambda one: one is oldest, reason)
 
     def _settle(self, is_meant: Callable[[PendingCommand], bool], reason: str = "") -> None:
         settled = [one for one in self._pending if is_meant(one)]

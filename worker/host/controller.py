@@ -362,12 +362,11 @@ class Controller:
                 member.has_released_lane = True
             case Paused(mode):
                 member.observed.rests(mode)
-            case Done(errand) if not member.observed.has_done(errand):
-                self._commands.done(member)
-            case CommandRefused(reason, errand):
+            case Done(errand):
+                member.observed.did(errand)
+            case CommandRefused(reason, errand) if errand is not None:
                 log.error("%s: %s", member.name, reason)
-                if errand is None or not member.observed.cannot(errand, reason):
-                    self._commands.refused(member, reason)
+                member.observed.cannot(errand, reason)
 
     # Commands and signals
 

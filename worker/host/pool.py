@@ -278,7 +278,7 @@ class Pool:
             member.refused()
             member.unload()
             self._listener.changed(member)
-        self._listener.refused(member, reason)
+            self._listener.refused(member, reason)
 
     def _refused_load(self, member: WorkerProcessHandle, reason: str) -> None:
         """Give up the load, and replace the process: nobody knows what the load has left in it."""
@@ -409,7 +409,7 @@ class PoolListener(Protocol):
         """
 
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
-        """A process cannot run a command that has nothing to do with a goal."""
+        """A process cannot sleep; its model is being unloaded."""
 
     def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         """A process has sent a message that does not concern the pool."""

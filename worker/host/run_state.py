@@ -49,10 +49,10 @@ class ObservedState:
         if self.asked == PauseEngine(mode):
             self.asked, self.paused = None, mode
 
-    def has_done(self, errand: EngineCommand) -> bool:
-        """It reports a command as done; returns whether that was the one asked here."""
+    def did(self, errand: EngineCommand) -> None:
+        """It reports a command as done; one that was replaced meanwhile does not count."""
         if self.asked != errand:
-            return False
+            return
         self.asked = None
         match errand:
             case UnpauseEngine():
@@ -61,15 +61,12 @@ class ObservedState:
                 self.epoch = epoch
             case ReloadWeights(path):
                 self.weights = path
-        return True
 
-    def cannot(self, errand: EngineCommand, reason: str) -> bool:
-        """It refuses a command; returns whether that was the one asked here."""
-        if self.asked != errand:
-            return False
-        self.asked = None
-        self.refused[errand] = reason
-        return True
+    def cannot(self, errand: EngineCommand, reason: str) -> None:
+        """It refuses a command."""
+        if self.asked == errand:
+            self.asked = None
+            self.refused[errand] = reason
 
     def reset_refusals(self, changed: str) -> None:
         """Ask again, after a new signal, for what it refused."""

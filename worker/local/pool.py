@@ -369,7 +369,7 @@ class Bookings:
         return booking.miss(reason)
 
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
-        """See `PoolListener`; never called, because a program's pool sends no such commands."""
+        """Do nothing: an engine that cannot sleep is unloaded, and `wake` loads it."""
 
     def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         """See `PoolListener`; passes replies to their engine."""

@@ -21,7 +21,6 @@ from worker.messages import (
     Paused,
     PauseEngine,
     ReloadWeights,
-    ResetPrefixCache,
     Serve,
     SetEpoch,
     Sleep,
@@ -44,7 +43,7 @@ DRAINING_WAIT_S = 0.005
 PROGRESS_EVERY_S = 1.0
 #: Deadlines of ended requests are cleared once there are more than this.
 LEAST_CLEARED = 1000
-ControlCommand = Sleep | Wake | ResetPrefixCache | ReloadWeights
+ControlCommand = Sleep | Wake | ReloadWeights
 #: Runs a command that changes the engine itself, and reports to the controller.
 ControlHandler = Callable[[ControlCommand], None]
 #: Opens the lane session of a worker, which is not started yet.
@@ -156,7 +155,7 @@ class EngineLoop:
                 self._draining = True
             case SetEpoch() | PauseEngine() | UnpauseEngine():
                 self._set_run_state(item)
-            case Sleep() | Wake() | ResetPrefixCache() | ReloadWeights():
+            case Sleep() | Wake() | ReloadWeights():
                 self._run_control(item)
             case Unload() | Stop():
                 self._is_over = True

@@ -40,7 +40,6 @@ from worker.messages import (
     ProcessFailed,
     Ready,
     ReloadWeights,
-    ResetPrefixCache,
     Sleep,
     Stop,
     SubmitRequests,
@@ -261,7 +260,7 @@ def _as_items(command: ToProcess) -> Sequence[InboxItem]:
     return [command]
 
 
-# Commands that change the engine itself: sleep, wake, reset, reload.
+# Commands that change the engine itself: sleep, wake, reload.
 
 
 class EngineControl:
@@ -274,7 +273,7 @@ class EngineControl:
         self._backend = backend
         self._send = send
 
-    def __call__(self, command: Sleep | Wake | ResetPrefixCache | ReloadWeights) -> None:
+    def __call__(self, command: Sleep | Wake | ReloadWeights) -> None:
         """Run a command and report; a command that the engine does not support changes nothing."""
         began = clock.monotonic()
         try:
@@ -292,13 +291,11 @@ class EngineControl:
         else:
             self._send(Done(command))
 
-    def _do(self, command: Sleep | Wake | ResetPrefixCache | ReloadWeights) -> None:
+    def _do(self, command: Sleep | Wake | ReloadWeights) -> None:
         match command:
             case Sleep(level):
                 self._engine.sleep(level)
             case Wake():
                 self._engine.wake()
-            case ResetPrefixCache():
-                self._engine.reset()
             case ReloadWeights(path):
                 self._engine.reload(path)

@@ -11,7 +11,7 @@ from worker.host.allocation import Goal, fits
 from worker.host.commands import CommandHandler
 from worker.host.diagnosis import FailedStart
 from worker.host.process_handle import WorkerProcessHandle
-from worker.messages import Done, Ready, ToController, ToProcess
+from worker.messages import Ready, ToController, ToProcess
 from worker.models import ModelSpec
 
 
@@ -92,6 +92,4 @@ class Commander:
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
         self.orders.refused(member, reason)
 
-    def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
-        if isinstance(message, Done):
-            self.orders.done(member)
+    def heard(self, member: WorkerProcessHandle, message: ToController) -> None: ...

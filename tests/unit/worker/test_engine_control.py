@@ -12,7 +12,6 @@ from worker.messages import (
     Done,
     Ready,
     ReloadWeights,
-    ResetPrefixCache,
     Sleep,
     ToController,
     Wake,
@@ -61,14 +60,11 @@ def test_an_unsupported_operation_is_refused(ward: Ward) -> None:
     assert (sleep.errand, reload.errand) == (None, ReloadWeights(BROKEN))
 
 
-def test_a_reset_reaches_the_engine(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[object] = []
-    monkeypatch.setattr(ward.engine, "reset", lambda: done.append(ResetPrefixCache()))
+def test_a_reload_reaches_the_engine(ward: Ward) -> None:
+    ward.care(ReloadWeights("/step-2"))
 
-    ward.care(ResetPrefixCache())
-
-    assert done == [ResetPrefixCache()]
-    assert ward.told == [Done(ResetPrefixCache())]
+    assert ward.engine.info.weights == "/step-2"
+    assert ward.told == [Done(ReloadWeights("/step-2"))]
 
 
 def test_a_fault_is_not_a_refusal(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:

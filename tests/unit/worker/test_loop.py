@@ -21,7 +21,6 @@ from worker.messages import (
     LoadModel,
     PauseEngine,
     ReloadWeights,
-    ResetPrefixCache,
     Serve,
     Sleep,
     Stop,
@@ -365,8 +364,8 @@ def test_a_sleep_ends_the_drain(rig: LoopRig) -> None:
     assert rig.sessions[1].running
 
 
-@pytest.mark.parametrize("command", [Wake(), ResetPrefixCache()])
-def test_other_orders_disturb_no_request(rig: LoopRig, command: Wake | ResetPrefixCache) -> None:
+@pytest.mark.parametrize("command", [Wake(), ReloadWeights("/step-2")])
+def test_other_orders_disturb_no_request(rig: LoopRig, command: Wake | ReloadWeights) -> None:
     rig.deliver("1-0")
     rig.loop.inbox.put(command)
     rig.turn()

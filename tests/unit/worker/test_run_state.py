@@ -34,7 +34,7 @@ def walk(desired_state: DesiredState, observed: ObservedState) -> list[Ask]:
         if isinstance(step, PauseEngine):
             observed.rests(step.mode)
         else:
-            assert observed.has_done(step)
+            observed.did(step)
         assert len(told) < 10
     assert is_fit(desired_state, observed)
     return told
@@ -102,14 +102,15 @@ class TestSlowPause:
         observed.asked = UnpauseEngine()
         observed.rests("wait")
         assert observed.asked == UnpauseEngine()
-        assert observed.has_done(UnpauseEngine())
+        observed.did(UnpauseEngine())
+        assert observed.asked is None
         assert observed.paused is None
 
 
 class TestRefusedOrders:
     def test_the_other_orders_are_given(self) -> None:
         observed = ObservedState(paused="abort", asked=ReloadWeights("/gone"))
-        assert observed.cannot(ReloadWeights("/gone"), "no such folder")
+        observed.cannot(ReloadWeights("/gone"), "no such folder")
 
         assert walk(paused(weights="/gone"), observed) == []
         assert walk(paused("keep", weights="/gone"), observed) == [PauseEngine("keep")]
@@ -142,9 +143,9 @@ class TestRefusedOrders:
 def test_answers_to_other_orders_are_ignored() -> None:
     observed = ObservedState(asked=SetEpoch(3))
 
-    assert not observed.has_done(SetEpoch(2))
-    assert not observed.has_done(ReloadWeights("/w"))
-    assert not observed.cannot(ReloadWeights("/w"), "no such folder")
+    observed.did(SetEpoch(2))
+    observed.did(ReloadWeights("/w"))
+    observed.cannot(ReloadWeights("/w"), "no such folder")
     for mode in PAUSE_MODES:
         observed.rests(mode)
 

@@ -173,10 +173,6 @@ class SimulatedEngine:
         self._crash.kill_if_due("waking")
         self._sleeps = False
 
-    def reset(self) -> None:
-        """Clear the prefix cache."""
-        self._cache.clear()
-
     def reload(self, path: str) -> None:
         """Make later tokens depend on ``path``; see `worker.engines.Engine.reload`."""
         if self._sleeps:

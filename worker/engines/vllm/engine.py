@@ -273,10 +273,6 @@ class VllmEngine:
         engine.reset_prefix_cache()
         self._asleep = 0
 
-    def reset(self) -> None:
-        """Clear the prefix cache."""
-        self._open().reset_prefix_cache()
-
     def reload(self, path: str) -> None:
         """Load other weights; after any exception but `Unsupported` the engine is unusable."""
         engine = self._open()
