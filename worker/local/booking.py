@@ -16,7 +16,7 @@ from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineInfo
 from worker.host.process_handle import WorkerProcessHandle
 from worker.local.request_batch import RequestBatch
-from worker.messages import AbortRequests, Serve, SubmitRequests
+from worker.messages import AbortRequests, Delivery, Serve
 from worker.models import ModelSpec
 from worker.process.pipe_session import LOCAL
 
@@ -109,7 +109,7 @@ class Booking:
         """Cancel requests."""
         known = [entry for entry in entries if self._asked.pop(entry, None)]
         if known and self.leader and (self.is_serving or self._finishing):
-            self.leader.send(AbortRequests(known))
+            self.leader.send(AbortRequests(LOCAL, known))
 
     def take(self, replies: Iterable[tuple[str, Reply]]) -> None:
         """Pass replies to their requests."""
@@ -162,4 +162,4 @@ class Booking:
 
 def _give(leader: WorkerProcessHandle, assignments: Sequence[Assignment]) -> None:
     for at in range(0, len(assignments), _AT_ONCE):
-        leader.send(SubmitRequests(assignments[at : at + _AT_ONCE]))
+        leader.send(Delivery(LOCAL, assignments[at : at + _AT_ONCE]))

@@ -21,12 +21,11 @@ from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo
+from worker.messages import Delivery, LeaseLost, Stale, ToProcess
 from worker.models import ModelSpec
-from worker.process.inbox import Delivery, InboxItem, LeaseLost, Stale
 from worker.process.outcomes import Aborted, Outcome, Run
 from worker.process.publisher import Publisher
 from worker.process.recent_results import RecentResults
-from worker.process.spans import EngineSpans
 from worker.process.stats import RunningStats
 from worker.process.stream_reader import StreamReader
 
@@ -38,20 +37,9 @@ log = logging.getLogger("tokenyard.worker.lane")
 class LaneSession(Protocol):
     """Where the assignments of one incarnation come from, and its right to publish."""
 
-    #: The generation epoch of the events that are made from now on.
-    epoch: int | None
-
-    @property
-    def worker(self) -> str:
-        """The incarnation."""
-
-    @property
-    def broker_time(self) -> BrokerTime:
-        """The clock that deadlines refer to."""
-
-    @property
-    def runs(self) -> dict[str, Run]:
-        """The requests that were taken and are unanswered, by lane entry."""
+    worker: str  # the incarnation
+    broker_time: BrokerTime  # the clock that deadlines refer to
+    runs: dict[str, Run]  # the requests that were taken and are unanswered, by lane entry
 
     @property
     def attempts(self) -> int:
@@ -60,8 +48,11 @@ class LaneSession(Protocol):
     def start(self) -> None:
         """Begin reading and publishing."""
 
-    def put(self, events: Sequence[Outcome]) -> None:
-        """Publish the events of one step; blocks while too many steps wait."""
+    def put(self, events: Sequence[Outcome], epoch: int | None = None) -> None:
+        """Publish the events of one step, made in this generation epoch.
+
+        Blocks while too many steps wait.
+        """
 
     def settle(self, aborted: Aborted) -> None:
         """Let the tenant of a cancelled request pay what was generated."""
@@ -82,17 +73,17 @@ class RedisLaneSession:
         spec: ModelSpec,
         info: EngineInfo,
         worker: str,
-        inbox: queue.SimpleQueue[InboxItem],
+        inbox: queue.SimpleQueue[ToProcess],
         *,
-        stats: RunningStats | None = None,
-        tracer: Tracer | None = None,
-        results: RecentResults | None = None,
+        stats: RunningStats,
+        tracer: Tracer,
+        results: RecentResults,
     ) -> None:
         """What is read goes into ``inbox``; ``results`` is shared by all sessions of an engine."""
         self.worker = worker
         self._settings = settings
         keys = Keys(settings.yard)
-        self._stats = stats = stats or RunningStats()
+        self._stats = stats
         stats.begin(info.model)
         self._publisher = Publisher(
             Scripts(Yard(self._connect(), keys), reply_maxlen=settings.reply_maxlen),
@@ -101,36 +92,19 @@ class RedisLaneSession:
             on_stale=lambda entry, charged: inbox.put(Stale(worker, entry, charged)),
             on_lost=lambda: inbox.put(LeaseLost(worker)),
             stats=stats,
-            spans=EngineSpans(tracer or Tracer("", ""), info, worker),
-            results=results or RecentResults(),
+            tracer=tracer,
+            results=results,
         )
+        self.runs = self._publisher.runs
         self._reader = LaneReader(
             Yard(self._connect(), keys),
             worker,
             lambda assignments: inbox.put(Delivery(worker, assignments)),
             lambda entry, charged: inbox.put(Stale(worker, entry, charged)),
             settings.block_ms,
-            sampling=spec.sampling,
+            spec.sampling,
         )
-
-    @property
-    def runs(self) -> dict[str, Run]:
-        """See `LaneSession`."""
-        return self._publisher.runs
-
-    @property
-    def epoch(self) -> int | None:
-        """See `LaneSession`."""
-        return self._publisher.epoch
-
-    @epoch.setter
-    def epoch(self, epoch: int | None) -> None:
-        self._publisher.epoch = epoch
-
-    @property
-    def broker_time(self) -> BrokerTime:
-        """See `LaneSession`."""
-        return self._reader.broker_time
+        self.broker_time = self._reader.broker_time
 
     @property
     def attempts(self) -> int:
@@ -142,9 +116,9 @@ class RedisLaneSession:
         self._publisher.start()
         self._reader.start()
 
-    def put(self, events: Sequence[Outcome]) -> None:
+    def put(self, events: Sequence[Outcome], epoch: int | None = None) -> None:
         """See `LaneSession`."""
-        self._publisher.put(events)
+        self._publisher.put(events, epoch)
 
     def settle(self, aborted: Aborted) -> None:
         """See `LaneSession`."""

@@ -20,7 +20,6 @@ class PipeLaneSession:
 
     worker = LOCAL
     attempts = 0
-    epoch: int | None = None
 
     def __init__(self, info: EngineInfo, send: Callable[[Replies], None]) -> None:
         self.broker_time = BrokerTime()  # no broker: this machine's
@@ -31,7 +30,7 @@ class PipeLaneSession:
     def start(self) -> None:
         """There is no thread to start."""
 
-    def put(self, events: Sequence[Outcome]) -> None:
+    def put(self, events: Sequence[Outcome], epoch: int | None = None) -> None:
         """Send the replies of one step."""
         now = clock.monotonic()
         replies = []
@@ -44,7 +43,8 @@ class PipeLaneSession:
                 replies.append((event.key, delta_reply(run, event)))
             else:
                 del self.runs[event.key]
-                replies.append((event.key, result_reply(run, event, self._info, LOCAL, now)))
+                reply = result_reply(run, event, self._info, LOCAL, now, epoch)
+                replies.append((event.key, reply))
         if replies:
             self._send(Replies(replies))
 

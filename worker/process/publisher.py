@@ -65,22 +65,21 @@ class Publisher:
         *,
         on_stale: Callable[[str, str], None],
         on_lost: Callable[[], None],
-        stats: RunningStats | None = None,
-        spans: EngineSpans | None = None,
-        results: RecentResults | None = None,
+        stats: RunningStats,
+        tracer: Tracer,
+        results: RecentResults,
     ) -> None:
         """``on_stale`` takes a lane entry and, if that may be cancelled, `Aborted.charged`."""
         self.runs: dict[str, Run] = {}  # by lane entry
         self.attempts = 0  # calls made: a sign of life while Redis is away
-        self.epoch: int | None = None  # generation epoch of the steps from now on
         self._scripts = scripts
         self._worker = worker
         self._info = info
         self._on_stale = on_stale
         self._on_lost = on_lost
-        self._stats = stats or RunningStats()
-        self._spans = spans or EngineSpans(Tracer("", ""), info, worker)
-        self._results = results or RecentResults()
+        self._stats = stats
+        self._spans = EngineSpans(tracer, info, worker)
+        self._results = results
         # Steps with the epoch in which they were made. A SimpleQueue wakes its reader in half the
         # time of a Queue; `put` enforces the bound.
         self._queue: queue.SimpleQueue[tuple[int | None, Sequence[Outcome]]] = queue.SimpleQueue()
@@ -98,14 +97,14 @@ class Publisher:
         """Stop publishing and drop waiting steps, which another attempt repeats; idempotent."""
         self._stop.set()
 
-    def put(self, events: Sequence[Outcome]) -> None:
+    def put(self, events: Sequence[Outcome], epoch: int | None = None) -> None:
         """Publish the events of one step; blocks while too many steps wait.
 
-        Only the engine's thread calls it.
+        ``epoch`` is the generation epoch of the step. Only the engine's thread calls it.
         """
         while events and not self._stop.is_set():
             if self._queue.qsize() < MOST_WAITING:
-                self._queue.put((self.epoch, events))
+                self._queue.put((epoch, events))
                 return
             clock.wait(self._has_taken, 0.2)
             self._has_taken.clear()
@@ -113,7 +112,7 @@ class Publisher:
     def settle(self, aborted: Aborted) -> None:
         """Let the tenant of a cancelled request pay what was generated."""
         self._aborted.append(aborted)
-        self._queue.put((self.epoch, ()))  # wakes the thread
+        self._queue.put((None, ()))  # wakes the thread
 
     def _run(self) -> None:
         while not self._stop.is_set():

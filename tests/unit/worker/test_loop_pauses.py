@@ -19,9 +19,10 @@ from worker.messages import (
     PauseEngine,
     Serve,
     SetEpoch,
+    Stale,
+    ToProcess,
     UnpauseEngine,
 )
-from worker.process.inbox import Stale
 from worker.process.outcomes import Expired
 
 
@@ -35,9 +36,7 @@ def rig() -> LoopRig:
     return made
 
 
-def say(
-    rig: LoopRig, *messages: PauseEngine | UnpauseEngine | SetEpoch | Drain | Serve | Stale
-) -> None:
+def say(rig: LoopRig, *messages: ToProcess) -> None:
     for message in messages:
         rig.loop.inbox.put(message)
     rig.turn()
@@ -165,12 +164,15 @@ class TestAbort:
         assert rig.told == [Paused("keep"), LaneReleased("w.1"), Paused("abort")]
 
 
-def test_each_term_knows_the_epoch(rig: LoopRig) -> None:
+def test_each_step_is_published_with_the_epoch(rig: LoopRig) -> None:
     say(rig, SetEpoch(3))
     say(rig, Serve("w.2"))
+    rig.deliver("2-0", worker="w.2")
+    rig.engine.steps = [[TokenDelta("2-0", 0, [5])]]
+    rig.turn()
 
     assert rig.told == [Done(SetEpoch(3))]
-    assert [term.epoch for term in rig.sessions] == [3, 3]
+    assert [session.epochs for session in rig.sessions] == [[None], [3]]
 
 
 def test_deadlines_apply_during_a_pause(fake_clock: FakeClock, rig: LoopRig) -> None:

@@ -1,6 +1,8 @@
-"""Operations on an engine besides requests, and their reports to the controller."""
+"""Commands that change the engine of a loop: sleep, wake, reload."""
 
 from __future__ import annotations
+
+import queue
 
 import pytest
 
@@ -14,10 +16,13 @@ from worker.messages import (
     ReloadWeights,
     Sleep,
     ToController,
+    ToProcess,
     Wake,
 )
 from worker.models import ModelSpec
-from worker.process.main import EngineControl
+from worker.process.loop import EngineLoop
+from worker.process.pipe_session import PipeLaneSession
+from worker.process.recent_results import RecentResults
 
 
 class Ward:
@@ -27,7 +32,19 @@ class Ward:
         self.told: list[ToController] = []
         self.backend = SimulatedBackend()
         self.engine: Engine = self.backend.load(ModelSpec(name="sim", path="sim"))
-        self.care = EngineControl(self.engine, self.backend, self.told.append)
+        self.loop = EngineLoop(
+            self.engine,
+            queue.SimpleQueue(),
+            lambda _: PipeLaneSession(self.engine.info, self.told.append),
+            self.backend.memory,
+            self.told.append,
+            RecentResults(),
+        )
+
+    def care(self, command: ToProcess) -> None:
+        """Run a command."""
+        self.loop.inbox.put(command)
+        self.loop.run_once()
 
 
 @pytest.fixture
