@@ -11,7 +11,7 @@ from worker.engines.checkpoints import check_fit
 from worker.engines.device_lock import lock_of_gpu
 from worker.engines.devices import find_device, own_gpu, visible_environment
 from worker.engines.simulated.backend import SimulatedBackend
-from worker.engines.simulated.backend import check_weights as check_simulated
+from worker.engines.simulated.engine import check_weights as check_simulated
 from worker.engines.simulated.speed import SpeedModel
 from worker.engines.vllm.backend import Groups, VllmBackend
 from worker.engines.vllm.environment import (

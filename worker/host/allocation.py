@@ -55,21 +55,17 @@ class Replace:
 Step = Release | GiveWay | TakeUp | Replace
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Settings of the operator."""
-
-    sleepers: int = 0
-
-
 def next_steps(
     members: Sequence[WorkerProcessHandle],
     goals: Mapping[int, Goal | None],
-    rules: Rules,
+    sleepers: int,
     suspended: Collection[int] = (),
 ) -> list[Step]:
-    """The next steps on all devices; those in ``suspended`` are released for a while."""
-    host = _Host(members, goals, rules, suspended)
+    """The next steps on all devices; those in ``suspended`` are released for a while.
+
+    On each device ``sleepers`` engines may sleep beside the active one.
+    """
+    host = _Host(members, goals, sleepers, suspended)
     steps: list[Step] = []
     for device in goals:
         steps += host.clear(device)
@@ -86,11 +82,11 @@ class _Host:
         self,
         members: Sequence[WorkerProcessHandle],
         goals: Mapping[int, Goal | None],
-        rules: Rules,
+        sleepers: int,
         suspended: Collection[int],
     ) -> None:
         self._goals = goals
-        self._rules = rules
+        self._sleepers = sleepers
         self._suspended = suspended
         self._on: dict[int, list[WorkerProcessHandle]] = {device: [] for device in goals}
         for member in members:
@@ -186,7 +182,7 @@ class _Host:
             if one.state in (State.WARM, State.WARMING)
             or (one.state is State.ASLEEP and one.spec is goal.spec)
         ]
-        return bool(heirs) and len(asleep) < self._rules.sleepers
+        return bool(heirs) and len(asleep) < self._sleepers
 
 
 def fits(holder: WorkerProcessHandle, goal: Goal) -> bool:

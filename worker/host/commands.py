@@ -34,6 +34,8 @@ _COMPLETES: dict[State, Verb] = {State.WARM: "unload", State.ASLEEP: "sleep"}
 _OF_MODELS: frozenset[Verb] = frozenset({"load", "unload", "sleep", "wake"})
 #: Commands that the end of a process completes.
 _ENDS: frozenset[Verb] = frozenset({"drain", "stop"})
+#: Commands for a process that may have become another incarnation since they were sent.
+_OF_PROCESSES: frozenset[Verb] = _ENDS | {"check"}
 
 
 class CommandError(Exception):
@@ -55,28 +57,31 @@ class CommandHandler:
 
     def __init__(
         self,
+        settings: WorkerSettings,
         pool: Pool,
         catalog: Mapping[str, ModelSpec],
         acknowledge: Callable[[str, Acknowledgement], None],
     ) -> None:
+        self._settings = settings
         self._pool = pool
         self._catalog = catalog
         self._acknowledge = acknowledge
         self._pending: list[PendingCommand] = []
 
     def run(self, entry: str, command: Command) -> None:
-        """Begin a command, if it is for a worker of this host.
-
-        Commands that end a process also match its earlier incarnations: it may have a new one
-        since the command was sent.
-        """
+        """Begin a command, if it is for a worker of this host."""
         for member in self._pool.members:
-            is_former = command.verb in _ENDS and command.worker in member.former
+            is_former = command.verb in _OF_PROCESSES and command.worker in member.former
             if member.worker == command.worker or is_former:
                 log.info("%s: %s %s: %s", command.worker, command.verb, command.model, command.why)
                 self._begin(entry, command, member)
 
     def _begin(self, entry: str, command: Command, member: WorkerProcessHandle) -> None:
+        if command.verb == "check":  # in a thread of its own: a file system may be slow
+            threading.Thread(
+                target=self._check, args=(entry, command), name="check", daemon=True
+            ).start()
+            return
         try:
             target = self._do(command, member)
         except CommandError as error:
@@ -101,9 +106,7 @@ class CommandHandler:
                 return self._unload(member)
             case "sleep":
                 return self._sleep(command, member)
-            case "check":
-                raise CommandError("a check is answered elsewhere")
-            case "drain" | "stop":
+            case _:  # drain, stop
                 self._pool.close(member, at_once=command.verb == "stop")
                 return member.name if member.process else None
 
@@ -177,6 +180,27 @@ class CommandHandler:
         self._pool.put_to_sleep(member, command.level)
         self._forget_replaced()
         return member.name
+
+    def _check(self, entry: str, command: Command) -> None:
+        """Report whether this host can load other weights for a model, before it tries."""
+        reason = self._why_unfit(command)
+        if reason:
+            log.warning("%s: check %s: %s", command.worker, command.model, reason)
+        self._report(entry, command.worker, reason)
+
+    def _why_unfit(self, command: Command) -> str:
+        spec = self._catalog.get(command.model)
+        if spec is None:
+            return f"{command.model!r} is not in the models file of this host"
+        try:
+            check_weights(self._settings, spec, command.weights)
+        except Unsupported as error:
+            return str(error)
+        except OSError as error:
+            return f"{command.weights}: {error.strerror or error}"
+        except Exception as error:  # noqa: BLE001  # of a hostile file; the sender waits for an answer
+            return f"{command.weights}: {type(error).__name__}: {error}"
+        return ""
 
     # Outcomes
 
@@ -256,47 +280,3 @@ class CommandReader(StreamReader):
             log.error("entry %s of the control stream is neither a command nor a signal", entry)
         else:
             self._give(entry, said)
-
-
-# Checks whether this host can load other weights for a model, before it tries.
-
-
-class WeightsCheck:
-    """Checks checkpoints, each in its own thread: a file system may be slow."""
-
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        catalog: Mapping[str, ModelSpec],
-        acknowledge: Callable[[str, Acknowledgement], None],
-    ) -> None:
-        self._settings = settings
-        self._catalog = catalog
-        self._acknowledge = acknowledge
-
-    def begin(self, entry: str, command: Command) -> None:
-        """Start a check; it acknowledges the command when it is done."""
-        threading.Thread(
-            target=self._answer, args=(entry, command), name="check", daemon=True
-        ).start()
-
-    def _answer(self, entry: str, command: Command) -> None:
-        reason = self._why_not(command)
-        if reason:
-            log.warning("%s: check %s: %s", command.worker, command.model, reason)
-        said = Acknowledgement(worker=command.worker, done=not reason, reason=reason)
-        self._acknowledge(entry, said)
-
-    def _why_not(self, command: Command) -> str:
-        spec = self._catalog.get(command.model)
-        if spec is None:
-            return f"{command.model!r} is not in the models file of this host"
-        try:
-            check_weights(self._settings, spec, command.weights)
-        except Unsupported as error:
-            return str(error)
-        except OSError as error:
-            return f"{command.weights}: {error.strerror or error}"
-        except Exception as error:  # noqa: BLE001  # of a hostile file; the sender waits for an answer
-            return f"{command.weights}: {type(error).__name__}: {error}"
-        return ""

@@ -38,7 +38,7 @@ from tokenyard.telemetry.tracing import Tracer
 from worker.engines.devices import with_device
 from worker.host.allocation import Goal, fits
 from worker.host.catalog import HostEntry, read_catalog
-from worker.host.commands import CommandHandler, CommandReader, WeightsCheck
+from worker.host.commands import CommandHandler, CommandReader
 from worker.host.diagnosis import FailedStart
 from worker.host.membership import Membership
 from worker.host.metrics import HostMetrics
@@ -84,8 +84,7 @@ class Controller:
             Yard(listening, keys), self._take_in, lambda: self._put(None), settings.block_ms
         )
         self._pool = Pool(settings, self)
-        self._commands = CommandHandler(self._pool, self._catalog, self._acknowledge)
-        self._check = WeightsCheck(settings, self._catalog, self._acknowledge)
+        self._commands = CommandHandler(settings, self._pool, self._catalog, self._acknowledge)
         self._reconciler = StateReconciler(self._pool, self._read_desired, self._acknowledge)
         Tracer("", "", settings.otlp_endpoint).check()  # once here, not in each process
         self._outage = Outage(log, "joining the yard")
@@ -384,10 +383,6 @@ class Controller:
                     self._reconciler.mark_stale()
                 case entry, Order() as order:
                     self._reconciler.handle(entry, order)
-                case entry, Command(verb="check") as command:
-                    members = self._pool.members
-                    if any(command.worker in (one.worker, *one.former) for one in members):
-                        self._check.begin(entry, command)
                 case entry, Command() as command:
                     self._commands.run(entry, command)
 

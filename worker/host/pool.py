@@ -28,7 +28,6 @@ from worker.host.allocation import (
     Goal,
     Release,
     Replace,
-    Rules,
     Step,
     TakeUp,
     fits,
@@ -76,7 +75,6 @@ class Pool:
         self.wakeup = WakeupPipe()
         self._settings = settings
         self._listener = listener
-        self._rules = Rules(settings.sleepers)
         self._watched_at = clock.monotonic()
         self._retries = LoadRetries(settings.backoff_s, settings.max_backoff_s)
         self._groups = PoolGroups(self.members)
@@ -174,7 +172,8 @@ class Pool:
     def _take_steps(self) -> None:
         """Take the next steps towards the goals, except for loads that pause after a failure."""
         self._retries.end_pauses()
-        for step in next_steps(self.members, self.goals, self._rules, self.suspended):
+        sleepers = self._settings.sleepers
+        for step in next_steps(self.members, self.goals, sleepers, self.suspended):
             if not (isinstance(step, TakeUp) and self._retries.is_paused(step.goal)):
                 self._carry_out(step)
 

@@ -22,7 +22,7 @@ class Commander:
         self.played = played
         self.acks: dict[str, Acknowledgement] = {}
         catalog = {spec.name: spec for spec in (A, B, PAIR)}
-        self.orders = CommandHandler(played.pool, catalog, self._acknowledge)
+        self.orders = CommandHandler(played.settings, played.pool, catalog, self._acknowledge)
         self._given = 0
         played.warm_up()
         played.pool._listener = self

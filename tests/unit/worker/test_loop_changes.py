@@ -7,7 +7,8 @@ import queue
 import pytest
 
 from worker.engines import Engine
-from worker.engines.simulated.backend import BROKEN, SimulatedBackend
+from worker.engines.simulated.backend import SimulatedBackend
+from worker.engines.simulated.engine import BROKEN
 from worker.messages import (
     Asleep,
     CommandRefused,

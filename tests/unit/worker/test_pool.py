@@ -113,7 +113,7 @@ class TestGoals:
         one.aim(B, 0)
         assert one.heard("w-0") == [Drain()]
 
-        one.member("w-0")._drain_since -= 61.0
+        one.member("w-0")._entered -= 61.0
 
         assert one.turn() == [("gives way", "w-0", State.DRAINING)]
         assert one.heard("w-0") == [Unload()]
