@@ -50,9 +50,11 @@ from worker.engines.vllm.request import EngineRequest
 from worker.engines.vllm.sleep import (
     LEVELS,
     add_adapters,
-    choose_sleep,
+    can_sleep,
     exchange_weights,
+    fall_asleep,
     remove_adapters,
+    wake_up,
 )
 from worker.engines.vllm.tokenizer import ModelTokenizer
 from worker.engines.vllm.warm_base import held_back, keep_allocators, let_go
@@ -101,7 +103,6 @@ class VllmEngine:
         self._stopwatch = Stopwatch()
         self._lock = lock or DeviceLock()
         self._spec = spec
-        self._sleep = choose_sleep(spec)
         self._asleep = 0  # the level
         self._weights = weights
         self._answers: dict[str, OutputCollector] = {}
@@ -248,7 +249,7 @@ class VllmEngine:
         engine = self._open()
         if level not in LEVELS:
             raise Unsupported(f"there is no sleep level {level}, only {LEVELS}")
-        if self._sleep is None:
+        if not can_sleep(self._spec):
             raise Unsupported("this model was loaded with sleep_level 0; unload it instead")
         if self.has_unfinished:
             raise RuntimeError("requests are unfinished; finish or abort them before the sleep")
@@ -258,16 +259,16 @@ class VllmEngine:
             remove_adapters(engine, self._adapters)
         engine.reset_prefix_cache()
         with self._lock.exclusive():
-            self._sleep.begin(engine, level)
+            fall_asleep(engine, level)
         self._asleep = level
 
     def wake(self) -> None:
         """Wake from sleep; after an exception the engine is unusable."""
         engine = self._open()
-        if self._sleep is None or not self._asleep:
+        if not self._asleep:
             return
         with self._lock.shared():
-            self._sleep.end(engine, self._asleep)
+            wake_up(engine, self._asleep)
         if self._asleep == max(LEVELS):
             add_adapters(engine, self._adapters)
         engine.reset_prefix_cache()
@@ -291,8 +292,8 @@ class VllmEngine:
         if engine is None:
             return
         with held_back(has_kernels=True), self._lock.shared():
-            if self._sleep is not None and self._asleep:
-                self._sleep.prepare_end(engine)
+            if self._asleep and not current_platform.is_cpu():
+                engine.wake_up()  # vLLM frees memory by unmapping it, which must be mapped then
             keep_allocators()
             engine.engine_core.shutdown()
             del engine
