@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from tokenyard.protocol.control import PauseMode
 from tokenyard.protocol.replies import Reply
@@ -12,6 +13,9 @@ from tokenyard.protocol.worker_info import WorkerTotals
 from worker.engines import EngineInfo, Memory, RankGroup
 from worker.models import ModelSpec
 from worker.published_counts import PublishedCounts
+
+#: The incarnation of a worker that belongs to no yard.
+LOCAL: Final = "local"
 
 
 class ToProcess:

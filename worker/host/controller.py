@@ -8,6 +8,8 @@ process dies.
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import queue
 import signal
 import threading
@@ -18,6 +20,7 @@ import redis
 from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.broker.outage import Outage
+from tokenyard.process.embedding import ServiceAddress, started_address
 from tokenyard.process.service_manager import ServiceManager
 from tokenyard.protocol.control import (
     Acknowledgement,
@@ -26,7 +29,7 @@ from tokenyard.protocol.control import (
     Order,
     decode_desired,
 )
-from tokenyard.protocol.errors import StartFailed
+from tokenyard.protocol.errors import SettingsError, StartFailed
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
@@ -395,3 +398,44 @@ class Controller:
             self._scripts.acknowledge(entry, what)
         except redis.RedisError as error:
             log.warning("command %s could not be acknowledged: %s", entry, error)
+
+
+# A controller in a process of another program, which reports when its workers are up.
+
+#: States of a worker that is up, with a single model.
+_HOLDING = frozenset({State.READY, State.ATTACHED})
+#: States of a worker that is up, with a models file: models load on demand.
+_WARM = frozenset({State.WARM, State.LOADING, *_HOLDING})
+
+
+class EmbeddedController(Controller):
+    """A controller that another thread can wait for."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        """Raises `SettingsError` in a daemonic process, which cannot have children."""
+        if multiprocessing.current_process().daemon:
+            raise SettingsError(
+                ["a controller starts processes, so its own must not be made with daemon=True"]
+            )
+        super().__init__(settings)
+        self._ready = threading.Event()
+
+    def run_once(self) -> None:
+        """Run one turn, then check whether every device has its worker."""
+        super().run_once()
+        if not self._ready.is_set() and self._is_up():
+            self._ready.set()
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        """Wait until every device has a worker that is up and in the yard."""
+        return clock.wait(self._ready, timeout_s)
+
+    def address(self) -> ServiceAddress:
+        """The address of this controller."""
+        workers = tuple(member.worker for member in self._pool.members if member.worker)
+        return started_address("worker", self._settings, os.getpid(), workers=workers)
+
+    def _is_up(self) -> bool:
+        wanted = _WARM if self._settings.models else _HOLDING
+        up = {one.device for one in self._pool.members if one.worker and one.state in wanted}
+        return up >= self._pool.goals.keys() - self._pool.closed

@@ -22,7 +22,7 @@ from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts import Why
 from worker.engines import RankGroup
-from worker.engines.host import prepare_host
+from worker.engines.loading import prepare_host
 from worker.host.allocation import (
     GiveWay,
     Goal,

@@ -16,9 +16,8 @@ from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineInfo
 from worker.host.process_handle import WorkerProcessHandle
 from worker.local.request_batch import RequestBatch
-from worker.messages import AbortRequests, Delivery, Serve
+from worker.messages import LOCAL, AbortRequests, Delivery, Serve
 from worker.models import ModelSpec
-from worker.process.pipe_session import LOCAL
 
 #: Requests per message: the engine starts on the first while others are in transit.
 _AT_ONCE: Final = 500

@@ -20,10 +20,17 @@ from tokenyard.protocol.wire import Assignment
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.telemetry.tracing import Tracer
-from worker.engines import EngineInfo
-from worker.messages import Delivery, LeaseLost, Stale, ToProcess
+from worker.engines import EngineInfo, TokenDelta
+from worker.messages import LOCAL, Delivery, LeaseLost, Replies, Stale, ToProcess
 from worker.models import ModelSpec
-from worker.process.outcomes import Aborted, Outcome, Run
+from worker.process.outcomes import (
+    Aborted,
+    Outcome,
+    Run,
+    delta_reply,
+    merge,
+    result_reply,
+)
 from worker.process.publisher import Publisher
 from worker.process.recent_results import RecentResults
 from worker.process.stats import RunningStats
@@ -137,6 +144,50 @@ class RedisLaneSession:
         """A connection without retries: reader and publisher retry and know when to give up."""
         timeout_s = self._settings.block_ms / 1000 + BLOCK_MARGIN_S
         return open_connection(self._settings.redis_url, timeout_s=timeout_s, retries=0)
+
+
+class PipeLaneSession:
+    """Requests and replies travel over the controller's pipe, which the main loop reads."""
+
+    worker = LOCAL
+    attempts = 0
+
+    def __init__(self, info: EngineInfo, send: Callable[[Replies], None]) -> None:
+        self.broker_time = BrokerTime()  # no broker: this machine's
+        self.runs: dict[str, Run] = {}
+        self._info = info
+        self._send = send
+
+    def start(self) -> None:
+        """There is no thread to start."""
+
+    def put(self, events: Sequence[Outcome], epoch: int | None = None) -> None:
+        """Send the replies of one step."""
+        now = clock.monotonic()
+        replies = []
+        for event in merge(events):
+            run = self.runs.get(event.key)
+            if run is None:
+                continue
+            if isinstance(event, TokenDelta):
+                run.first_token = run.first_token or now
+                replies.append((event.key, delta_reply(run, event)))
+            else:
+                del self.runs[event.key]
+                reply = result_reply(run, event, self._info, LOCAL, now, epoch)
+                replies.append((event.key, reply))
+        if replies:
+            self._send(Replies(replies))
+
+    def settle(self, aborted: Aborted) -> None:
+        """Nobody pays here."""
+
+    def note_made(self, made: Mapping[str, int]) -> None:
+        """Nobody counts here."""
+
+    def end(self) -> None:
+        """Drop unanswered requests."""
+        self.runs.clear()
 
 
 # Reads one lane: a thread that parses its entries as assignments.

@@ -28,6 +28,7 @@ from worker.engines import Backend, DeviceLost
 from worker.engines.loading import make_backend
 from worker.engines.vllm.stats import read_stats
 from worker.messages import (
+    LOCAL,
     Attach,
     CommandRefused,
     EngineStats,
@@ -40,9 +41,8 @@ from worker.messages import (
     ToProcess,
     Warm,
 )
-from worker.process.lane_session import LaneSession, RedisLaneSession
+from worker.process.lane_session import LaneSession, PipeLaneSession, RedisLaneSession
 from worker.process.loop import EngineLoop
-from worker.process.pipe_session import LOCAL, PipeLaneSession
 from worker.process.recent_results import RecentResults
 from worker.process.stats import RunningStats
 

@@ -21,8 +21,8 @@ from worker.messages import (
     Wake,
 )
 from worker.models import ModelSpec
+from worker.process.lane_session import PipeLaneSession
 from worker.process.loop import EngineLoop
-from worker.process.pipe_session import PipeLaneSession
 from worker.process.recent_results import RecentResults
 
 
