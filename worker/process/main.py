@@ -201,10 +201,9 @@ class WorkerProcess:
     def _heartbeat(self, loop: EngineLoop | None) -> Heartbeat:
         stats = self._stats
         counts = stats.counts() if self._settings.metrics_port else None
+        tally = self._with_sensors(stats.now() if loop else WorkerTotals())
         if loop is None:
-            tally = self._with_sensors(WorkerTotals())
             return Heartbeat(0, 0, tally, stats.error, counts)
-        tally = self._with_sensors(stats.now())
         return Heartbeat(
             loop.progress,
             loop.unfinished,

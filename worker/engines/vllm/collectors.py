@@ -50,56 +50,6 @@ class OutputCollector(Protocol):
         """The output so far."""
 
 
-class Whole:
-    """A request that does not stream: vLLM returns all output at its end."""
-
-    def __init__(self, asked: EngineRequest) -> None:
-        self.asked = asked
-        self.is_finished = False
-        self.known: Sequence[list[int]] = ()  # tokens of each choice, for `so_far`
-        self._shows_text = asked.assignment.request.wants_text
-        self._logprobs = wanted(asked.params)
-
-    def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
-        """See `OutputCollector`."""
-        if not output.finished:
-            return
-        self.is_finished = True
-        for part in output.outputs:
-            if part.finish_reason in ("abort", "error"):
-                events.append(_fault(self.asked, part.finish_reason))
-                return
-        choices = [self._choice(part) for part in output.outputs]
-        events.append(
-            Finished(
-                self.asked.key,
-                choices,
-                len(self.asked.prompt),
-                _prompt_logprobs(self.asked, output.prompt_logprobs, output),
-                *_cached(self.asked, output),
-            )
-        )
-
-    def so_far(self) -> Finished:
-        """The tokens that are `known`: vLLM returns nothing before the end."""
-        choices = [Choice(index, one, None, "abort") for index, one in enumerate(self.known)]
-        return Finished(self.asked.key, choices, len(self.asked.prompt))
-
-    def _choice(self, part: CompletionOutput) -> Choice:
-        tokens = list(part.token_ids)
-        logprobs = None
-        if self._logprobs is not None and part.logprobs is not None:
-            logprobs = entries(tokens, _positions(part), self._logprobs)
-        return Choice(
-            part.index,
-            tokens,
-            part.text if self._shows_text else None,
-            part.finish_reason,
-            part.stop_reason,
-            logprobs,
-        )
-
-
 @dataclass(slots=True)
 class _Growing:
     """The output of a choice so far."""
@@ -112,7 +62,7 @@ class _Growing:
 
 
 class Streamed:
-    """A request that streams from its first token."""
+    """A request whose output comes token by token."""
 
     def __init__(self, asked: EngineRequest) -> None:
         self.asked = asked
@@ -204,6 +154,17 @@ class Streamed:
         ]
         count = len(self.asked.prompt)
         return Finished(self.asked.key, choices, count, self._prompt_logprobs, *self._cached)
+
+
+class Whole(Streamed):
+    """A request that does not stream: vLLM returns all output at its end."""
+
+    known: Sequence[list[int]] = ()  # tokens of each choice, for `so_far`
+
+    def so_far(self) -> Finished:
+        """The tokens that are `known`."""
+        choices = [Choice(index, one, None, "abort") for index, one in enumerate(self.known)]
+        return Finished(self.asked.key, choices, len(self.asked.prompt))
 
 
 class Repeated(Streamed):
