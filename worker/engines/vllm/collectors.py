@@ -132,8 +132,7 @@ class Streamed:
         """The output so far, with at least the published tokens."""
         for choice in self._choices:
             choice.finish_reason = choice.finish_reason or "abort"
-        known = [self.asked.published_of(index) for index in range(len(self._choices))]
-        pairs = list(zip(self._choices, known, strict=True))
+        pairs = list(zip(self._choices, self.asked.by_choice, strict=True))
         if all(len(choice.tokens) >= len(seen) for choice, seen in pairs):
             return self._finished()
         shown = [max(choice.tokens, seen, key=len) for choice, seen in pairs]
@@ -173,7 +172,7 @@ class Repeated(Streamed):
     def __init__(self, asked: EngineRequest) -> None:
         super().__init__(asked)
         #: Tokens of each choice that readers have after the last step that did not diverge.
-        self.shown = tuple(asked.published_of(index) for index in range(asked.params.n))
+        self.shown = asked.by_choice
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
         """See `OutputCollector`; a step that diverges adds no event."""
@@ -190,7 +189,7 @@ class Repeated(Streamed):
         )
 
     def _grow(self, choice: _Growing, part: CompletionOutput) -> TokenDelta | None:
-        published = self.asked.published_of(part.index)
+        published = self.asked.by_choice[part.index]
         start = len(choice.tokens)
         seen = published[start : start + len(part.token_ids)]
         for at, (old, new) in enumerate(zip(seen, part.token_ids, strict=False), start):

@@ -169,7 +169,7 @@ class VllmEngine:
         asked = EngineRequest.of(assignment, prompt)
         way = choose_way(
             params,
-            published=asked.has_published,
+            published=any(asked.by_choice),
             can_show_text=self._tokenizer.can_continue(asked),
         )
         if way is Way.BEHIND:
@@ -312,7 +312,7 @@ class VllmEngine:
 
     def _go_on(self, asked: EngineRequest) -> None:
         """Continue a request after its published tokens, each choice after its own."""
-        if asked.several:
+        if asked.params.n > 1:
             self._go_on_with_all(asked)
             return
         answer = Continued(asked, self._tokenizer.text_stream(asked))
@@ -400,9 +400,8 @@ class VllmEngine:
     def _go_on_behind(self, answer: OutputCollector, fault: Diverged) -> None:
         """Continue after the published tokens, because the repeated run differs from them."""
         asked = answer.asked
-        if asked.several and isinstance(answer, Repeated):
-            # Other choices may already have new tokens.
-            asked = replace(asked, published=answer.shown[0], several=answer.shown)
+        if isinstance(answer, Repeated):  # other choices may already have new tokens
+            asked = replace(asked, by_choice=answer.shown)
         self.abort([asked.key])
         logger.warning("request %s: %s; continuing after that", asked.assignment.sid, fault)
         text_is_lost = not self._tokenizer.can_continue(asked)
