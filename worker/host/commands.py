@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tokenyard.protocol.control import (
-    Acknowledgement,
     Command,
     Order,
     Verb,
@@ -53,14 +52,17 @@ class PendingCommand:
 
 
 class CommandHandler:
-    """Runs commands and reports the outcome of each by ``acknowledge(entry, outcome)``."""
+    """Runs commands and reports the outcome of each.
+
+    ``acknowledge(entry, worker, reason)`` reports it; the reason is empty if the command is done.
+    """
 
     def __init__(
         self,
         settings: WorkerSettings,
         pool: Pool,
         catalog: Mapping[str, ModelSpec],
-        acknowledge: Callable[[str, Acknowledgement], None],
+        acknowledge: Callable[[str, str, str], None],
     ) -> None:
         self._settings = settings
         self._pool = pool
@@ -86,10 +88,10 @@ class CommandHandler:
             target = self._do(command, member)
         except CommandError as error:
             log.warning("%s: %s: %s", command.worker, command.verb, error)
-            self._report(entry, command.worker, str(error))
+            self._acknowledge(entry, command.worker, str(error))
             return
         if target is None:
-            self._report(entry, command.worker, "")
+            self._acknowledge(entry, command.worker, "")
         else:
             self._pending.append(PendingCommand(entry, command.worker, command.verb, target))
 
@@ -186,7 +188,7 @@ class CommandHandler:
         reason = self._why_unfit(command)
         if reason:
             log.warning("%s: check %s: %s", command.worker, command.model, reason)
-        self._report(entry, command.worker, reason)
+        self._acknowledge(entry, command.worker, reason)
 
     def _why_unfit(self, command: Command) -> str:
         spec = self._catalog.get(command.model)
@@ -230,10 +232,7 @@ class CommandHandler:
         settled = [one for one in self._pending if is_meant(one)]
         self._pending = [one for one in self._pending if one not in settled]
         for one in settled:
-            self._report(one.entry, one.worker, reason)
-
-    def _report(self, entry: str, worker: str, reason: str) -> None:
-        self._acknowledge(entry, Acknowledgement(worker=worker, done=not reason, reason=reason))
+            self._acknowledge(one.entry, one.worker, reason)
 
 
 # Reads the control stream: a thread that hands commands and signals to its controller.
@@ -243,11 +242,11 @@ COUNT = 100
 
 
 class CommandReader(StreamReader):
-    """Calls ``take`` with the entry id of every command and signal of the stream.
+    """Calls ``put`` with every command and signal of the stream, and its entry id.
 
     It reads the stream from its start: old commands are for workers that are gone, since names with
     incarnations never repeat, and skipping them could miss a command for a worker that joins before
-    the first read. ``on_return`` is called after an outage: the server may have lost writes.
+    the first read. ``put`` gets None after an outage: the server may have lost writes.
     """
 
     count = COUNT
@@ -255,13 +254,11 @@ class CommandReader(StreamReader):
     def __init__(
         self,
         yard: Yard,
-        take: Callable[[str, Command | Order], None],
-        on_return: Callable[[], None],
+        put: Callable[[tuple[str, Command | Order] | None], None],
         block_ms: int,
     ) -> None:
         super().__init__(yard.connection, yard.keys.control, block_ms, "control")
-        self._give = take
-        self._on_return = on_return
+        self._put = put
         self._is_cut_off = False
 
     def run_once(self) -> None:
@@ -269,7 +266,7 @@ class CommandReader(StreamReader):
         super().run_once()
         if self._is_cut_off:
             self._is_cut_off = False
-            self._on_return()
+            self._put(None)
 
     def _on_outage(self) -> None:
         self._is_cut_off = True
@@ -279,4 +276,4 @@ class CommandReader(StreamReader):
         if said is None:
             log.error("entry %s of the control stream is neither a command nor a signal", entry)
         else:
-            self._give(entry, said)
+            self._put((entry, said))

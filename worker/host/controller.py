@@ -83,9 +83,7 @@ class Controller:
         self._membership = Membership(self._scripts, settings.lease_ms, self._lose)
         timeout_s = settings.block_ms / 1000 + BLOCK_MARGIN_S
         listening = open_connection(settings.redis_url, timeout_s=timeout_s, retries=0)
-        self._reader = CommandReader(
-            Yard(listening, keys), self._take_in, lambda: self._put(None), settings.block_ms
-        )
+        self._reader = CommandReader(Yard(listening, keys), self._put, settings.block_ms)
         self._pool = Pool(settings, self)
         self._commands = CommandHandler(settings, self._pool, self._catalog, self._acknowledge)
         self._reconciler = StateReconciler(self._pool, self._read_desired, self._acknowledge)
@@ -372,11 +370,8 @@ class Controller:
 
     # Commands and signals
 
-    def _take_in(self, entry: str, said: Command | Order) -> None:
-        self._put((entry, said))
-
-    def _put(self, said: tuple[str, Command | Order] | None) -> None:
-        self._received.put(said)
+    def _put(self, received: tuple[str, Command | Order] | None) -> None:
+        self._received.put(received)
         self._pool.wakeup.set()
 
     def _run_commands(self) -> None:
@@ -393,9 +388,11 @@ class Controller:
         fields: Any = self._connection.hgetall(self._keys.desired)
         return decode_desired(fields)
 
-    def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
+    def _acknowledge(self, entry: str, worker: str, reason: str) -> None:
+        """Report that a command or signal is carried out, or the reason why it cannot be."""
+        outcome = Acknowledgement(worker=worker, done=not reason, reason=reason)
         try:
-            self._scripts.acknowledge(entry, what)
+            self._scripts.acknowledge(entry, outcome)
         except redis.RedisError as error:
             log.warning("command %s could not be acknowledged: %s", entry, error)
 

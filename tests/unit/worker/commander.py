@@ -29,9 +29,9 @@ class Commander:
         for member in played.pool.members:
             member.worker = f"{member.name}.1"
 
-    def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
+    def _acknowledge(self, entry: str, worker: str, reason: str) -> None:
         assert entry not in self.acks, "each is acknowledged once"
-        self.acks[entry] = what
+        self.acks[entry] = Acknowledgement(worker=worker, done=not reason, reason=reason)
 
     def command(self, verb: Verb, name: str = "w-0", **fields: Any) -> str:
         """Give a command and let the pool act on it; return its entry."""
