@@ -67,17 +67,12 @@ class ModelSpec:
     max_model_wait_s: Amount = 0.0  # longest wait of a request for the model; 0: the yard decides
 
     @property
-    def brings_ray(self) -> bool:
-        """Whether vLLM's own Ray executor chooses the devices, also on other hosts."""
-        return self.engine_args.get(_EXECUTOR) == _RAY
-
-    @property
     def ranks(self) -> int:
-        """Devices of this host that the model occupies; Ray allocates its own."""
-        return 1 if self.brings_ray else self.tensor_parallel_size * self.pipeline_parallel_size
+        """Devices of this host that the model occupies; Ray allocates its own, on all hosts."""
+        if self.engine_args.get(_EXECUTOR) == _RAY:
+            return 1
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
-
-Catalog = Mapping[str, ModelSpec]
 
 MAX_NAME_BYTES: Final = 200
 _TABLES: Final = ("defaults", "models")

@@ -96,12 +96,8 @@ def is_fit(wanted: DesiredState, observed: ObservedState) -> bool:
 
 def why_not(wanted: DesiredState, observed: ObservedState) -> str:
     """Why a process cannot reach its desired state; "" if it can."""
-    reasons = [reason for errand, reason in observed.refused.items() if _is_wanted(errand, wanted)]
-    return "; ".join(reasons)
-
-
-def _is_wanted(errand: EngineCommand, wanted: DesiredState) -> bool:
-    return errand in (ReloadWeights(wanted.weights), SetEpoch(wanted.epoch))
+    steps = (ReloadWeights(wanted.weights), SetEpoch(wanted.epoch))
+    return "; ".join(reason for step, reason in observed.refused.items() if step in steps)
 
 
 def _rest(wanted: DesiredState, observed: ObservedState) -> PauseMode | None:

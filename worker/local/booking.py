@@ -87,12 +87,8 @@ class Booking:
 
     def cut_off(self, reason: str) -> None:
         """Fail the unfinished requests of the engine of the old size."""
-        calls = {id(call): call for entry in self._finishing if (call := self._asked.get(entry))}
+        self._fail(self._finishing, reason)
         self._finishing.clear()
-        for call in calls.values():
-            for entry in call.assignments:
-                self._asked.pop(entry, None)
-            call.fail(EngineLost(f"{self.spec.name}: {reason}"))
 
     def ask(self, call: RequestBatch) -> None:
         """Accept requests; they wait while the engine loads."""
@@ -123,10 +119,15 @@ class Booking:
     def give_up_requests(self, reason: str) -> None:
         """Fail all unanswered requests."""
         self.is_serving = False
-        calls = {id(call): call for call in self._asked.values()}
-        self._asked.clear()
-        for call in calls.values():
-            call.fail(EngineLost(f"{self.spec.name}: {reason}"))
+        self._fail(list(self._asked), reason)
+
+    def _fail(self, entries: Iterable[str], reason: str) -> None:
+        """Fail the batches of these requests."""
+        for entry in entries:
+            if call := self._asked.get(entry):
+                for one in call.assignments:
+                    self._asked.pop(one, None)
+                call.fail(EngineLost(f"{self.spec.name}: {reason}"))
 
     def lose(self, reason: str) -> None:
         """Fail the requests that its dead process had; the others wait for the next process."""

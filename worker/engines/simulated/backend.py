@@ -78,8 +78,15 @@ class SimulatedBackend:
         )
 
     def attend(self, group: RankGroup) -> None:
-        """Wait until the leader releases this process; raises `ConnectionError` if it dies."""
-        attend(group, lambda: self._crash.kill_if_due("attached"))
+        """Stay connected to the leader until it releases this process.
+
+        Raises `TimeoutError` if there is no leader, and `ConnectionError` if it dies.
+        """
+        with _connect(group.address) as leader:
+            self._crash.kill_if_due("attached")
+            leader.settimeout(None)  # the kernel closes the socket of a dead leader
+            if leader.recv(1) != _GOODBYE:
+                raise ConnectionError("the leader of the group is gone")
 
     def memory(self) -> Memory:
         """A constant, plus the leaks."""
@@ -119,19 +126,6 @@ def gather(group: RankGroup) -> Callable[[], None]:
                 follower.sendall(_GOODBYE)
 
     return release
-
-
-def attend(group: RankGroup, attached: Callable[[], None]) -> None:
-    """Stay connected to the leader until it releases this process.
-
-    Calls ``attached`` once connected. Raises `TimeoutError` if there is no leader, and
-    `ConnectionError` if it dies.
-    """
-    with _connect(group.address) as leader:
-        attached()
-        leader.settimeout(None)  # until the unload; the kernel closes the socket of a dead leader
-        if leader.recv(1) != _GOODBYE:
-            raise ConnectionError("the leader of the group is gone")
 
 
 def _connect(address: str) -> socket.socket:

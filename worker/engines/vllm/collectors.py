@@ -16,7 +16,14 @@ from msgspec.structs import replace
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.replies import Choice
 from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
-from worker.engines.logprobs import Wanted, entries, prompt_entries, wanted, with_scores
+from worker.engines.logprobs import (
+    Wanted,
+    entries,
+    prompt_entries,
+    unknown,
+    wanted,
+    with_scores,
+)
 from worker.engines.vllm.request import EngineRequest
 
 if TYPE_CHECKING:
@@ -217,7 +224,7 @@ class Continued(Streamed):
         self._text = text
         self._choices[0].tokens = list(asked.published)
         # Unless vLLM scores them as part of the prompt.
-        self._choices[0].logprobs = [_unknown_logprob(token) for token in asked.published]
+        self._choices[0].logprobs = [unknown(token) for token in asked.published]
         self.stopped: str | None = None  # the stop string at the end of the published tokens
         for token in asked.published:
             if text is not None:
@@ -294,10 +301,6 @@ def _cached(asked: EngineRequest, output: RequestOutput) -> tuple[int | None, in
 def _positions(part: CompletionOutput) -> list[dict[int, Logprob]]:
     """Logprobs of new tokens; never in vLLM's flat form, which we do not request."""
     return cast("list[dict[int, Logprob]]", part.logprobs)
-
-
-def _unknown_logprob(token: int) -> dict[str, Any]:
-    return {"token": token, "logprob": None, "rank": None, "decoded": None, "top": []}
 
 
 def _fault(asked: EngineRequest, reason: str) -> RequestError:
