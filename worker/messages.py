@@ -99,8 +99,8 @@ class SetEpoch(EngineCommand):
 
 
 @dataclass(frozen=True, slots=True)
-class PauseEngine(ToProcess):
-    """Stop generating until `UnpauseEngine`, and report `Paused`.
+class PauseEngine(EngineCommand):
+    """Stop generating until `UnpauseEngine`; done when nothing runs any more.
 
     Mode ``abort`` drops running requests, ``wait`` finishes them and starts no others, ``keep``
     freezes them.
@@ -180,13 +180,6 @@ class Done(ToController):
     """A command has succeeded."""
 
     errand: EngineCommand
-
-
-@dataclass(frozen=True, slots=True)
-class Paused(ToController):
-    """The engine is paused."""
-
-    mode: PauseMode
 
 
 @dataclass(frozen=True, slots=True)

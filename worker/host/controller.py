@@ -55,10 +55,10 @@ from worker.host.start_failures import StartFailures
 from worker.messages import (
     CommandRefused,
     Done,
+    EngineCommand,
     Fenced,
     Heartbeat,
     LaneReleased,
-    Paused,
     Serve,
     ToController,
 )
@@ -360,11 +360,9 @@ class Controller:
                 self._leave_behind(worker)
             case LaneReleased(worker) if worker == member.worker:
                 member.has_released_lane = True
-            case Paused(mode):
-                member.observed.rests(mode)
             case Done(errand):
                 member.observed.did(errand)
-            case CommandRefused(reason, errand) if errand is not None:
+            case CommandRefused(reason, EngineCommand() as errand):
                 log.error("%s: %s", member.name, reason)
                 member.observed.cannot(errand, reason)
 

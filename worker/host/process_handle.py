@@ -45,7 +45,7 @@ from worker.messages import (
     Warm,
 )
 from worker.models import ModelSpec
-from worker.process.main import ProcessArguments, main
+from worker.process.main import main
 
 log = logging.getLogger("tokenyard.worker.pool")
 
@@ -111,10 +111,8 @@ class WorkerProcessHandle:
         self.pipe, theirs = _server.Pipe()
         output, their_output = _server.Pipe(duplex=False)
         self.output = Output(output)
-        arguments = ProcessArguments(self._settings, self.device, log.getEffectiveLevel())
-        process = _server.Process(
-            target=main, args=(arguments, theirs, their_output), name=self.name
-        )
+        arguments = (self._settings, self.device, log.getEffectiveLevel(), theirs, their_output)
+        process = _server.Process(target=main, args=arguments, name=self.name)
         self._started = clock.monotonic()
         try:
             process.start()

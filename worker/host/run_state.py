@@ -17,8 +17,6 @@ from worker.messages import (
     UnpauseEngine,
 )
 
-Ask = PauseEngine | EngineCommand
-
 
 @dataclass(slots=True)
 class ObservedState:
@@ -27,7 +25,7 @@ class ObservedState:
     paused: PauseMode | None = None  # None: running
     epoch: int | None = None
     weights: str = ""
-    asked: Ask | None = None  # the command that it has not answered yet
+    asked: EngineCommand | None = None  # the command that it has not answered yet
     refused: dict[EngineCommand, str] = field(default_factory=dict)  # refused commands, and why
     judged: str = ""  # id of the signal since which they are refused
     run_state: RunState = "RUNNING"  # as the roster shows it
@@ -44,17 +42,14 @@ class ObservedState:
         """What is left without the engine: a paused worker stays paused in the roster."""
         return ObservedState(run_state=self.run_state, obeyed=self.obeyed)
 
-    def rests(self, mode: PauseMode) -> None:
-        """It reports that nothing runs."""
-        if self.asked == PauseEngine(mode):
-            self.asked, self.paused = None, mode
-
     def did(self, errand: EngineCommand) -> None:
         """It reports a command as done; one that was replaced meanwhile does not count."""
         if self.asked != errand:
             return
         self.asked = None
         match errand:
+            case PauseEngine(mode):
+                self.paused = mode
             case UnpauseEngine():
                 self.paused = None
             case SetEpoch(epoch):
@@ -75,7 +70,7 @@ class ObservedState:
             self.refused.clear()
 
 
-def next_step(wanted: DesiredState, observed: ObservedState) -> Ask | None:
+def next_step(wanted: DesiredState, observed: ObservedState) -> EngineCommand | None:
     """The command for a process whose engine is up; None if it must answer first or is done.
 
     A process that cannot load its desired weights stays paused until others are desired: no
@@ -107,13 +102,13 @@ def _rest(wanted: DesiredState, observed: ObservedState) -> PauseMode | None:
     return "abort" if observed.weights != wanted.weights else None
 
 
-def _instead(asked: PauseEngine, rest: PauseMode | None) -> Ask | None:
+def _instead(asked: PauseEngine, rest: PauseMode | None) -> EngineCommand | None:
     if rest is None:
         return UnpauseEngine()
     return PauseEngine(rest) if rest != asked.mode else None
 
 
-def _differences(wanted: DesiredState, observed: ObservedState) -> Iterator[Ask]:
+def _differences(wanted: DesiredState, observed: ObservedState) -> Iterator[EngineCommand]:
     """The changes to make, in order: results must carry the right epoch and weights."""
     rest = _rest(wanted, observed)
     if rest is not None and observed.paused != rest:

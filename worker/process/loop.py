@@ -24,7 +24,6 @@ from worker.messages import (
     Fenced,
     LaneReleased,
     LeaseLost,
-    Paused,
     PauseEngine,
     Ready,
     ReloadWeights,
@@ -217,7 +216,7 @@ class EngineLoop:
         """Nothing runs until the engine is unpaused."""
         self._is_at_rest = True
         if self._pause:
-            self._send(Paused(self._pause))
+            self._send(Done(PauseEngine(self._pause)))
         if self._held:
             self._release_held()
 

@@ -9,7 +9,6 @@ import os
 import queue
 import signal
 import threading
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -51,21 +50,13 @@ log = logging.getLogger("tokenyard.worker.process")
 HEARTBEAT_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessArguments:
-    """What a process needs to know when it starts."""
-
-    settings: WorkerSettings
-    device: int
-    log_level: int
-
-
-def main(arguments: ProcessArguments, pipe: Connection, output: Connection) -> None:
+def main(
+    settings: WorkerSettings, device: int, log_level: int, pipe: Connection, output: Connection
+) -> None:
     """Entry point of the process.
 
     Standard error goes to ``output``, where the controller keeps the last lines.
     """
-    settings, device = arguments.settings, arguments.device
     os.dup2(output.fileno(), 2)
     output.close()
     faulthandler.enable(all_threads=False)
@@ -73,7 +64,7 @@ def main(arguments: ProcessArguments, pipe: Connection, output: Connection) -> N
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     setproctitle(f"tokenyard worker {settings.yard} device {device}")
-    logs.start(arguments.log_level)
+    logs.start(log_level)
     throttle_errors(settings.redis_url)
     deepen_main()  # vLLM looks at a grammar before it is compiled
     end_with_threads()  # without its reader or publisher the lane would never be served

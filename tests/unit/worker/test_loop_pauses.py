@@ -15,7 +15,6 @@ from worker.messages import (
     Drain,
     Drained,
     LaneReleased,
-    Paused,
     PauseEngine,
     Serve,
     SetEpoch,
@@ -49,7 +48,7 @@ class TestKeep:
         rig.deliver("2-0")
         rig.turn()
 
-        assert rig.told == [Paused("keep")]
+        assert rig.told == [Done(PauseEngine("keep"))]
         assert rig.loop.steps == steps
         assert rig.engine.has == ["1-0"], "nothing new is begun"
         assert rig.loop.unfinished == 0, "nobody may think that it hangs"
@@ -74,7 +73,7 @@ class TestKeep:
     def test_a_drain_does_not_wait_for_kept_requests(self, rig: LoopRig) -> None:
         say(rig, PauseEngine("keep"), Drain())
 
-        assert rig.told == [Paused("keep"), Drained()]
+        assert rig.told == [Done(PauseEngine("keep")), Drained()]
 
     def test_a_waiting_request_gets_the_epoch_in_which_it_begins(self, rig: LoopRig) -> None:
         say(rig, PauseEngine("keep"))
@@ -95,7 +94,7 @@ class TestWait:
         rig.turn()
 
         assert rig.sessions[0].given[-1] == finished("1-0", [5, 6, 7])
-        assert rig.told == [Paused("wait")]
+        assert rig.told == [Done(PauseEngine("wait"))]
         assert rig.sessions[0].running, "it keeps its lane"
 
     def test_requests_that_arrive_meanwhile_are_given_up_at_the_end(self, rig: LoopRig) -> None:
@@ -105,7 +104,7 @@ class TestWait:
         rig.turn()
         rig.turn()
 
-        assert rig.told == [Paused("wait"), LaneReleased("w.1")]
+        assert rig.told == [Done(PauseEngine("wait")), LaneReleased("w.1")]
         assert not rig.sessions[0].running
 
     def test_requests_that_arrive_meanwhile_begin_if_the_pause_is_taken_back(
@@ -124,7 +123,7 @@ class TestAbort:
     def test_running_requests_are_given_up(self, rig: LoopRig) -> None:
         say(rig, PauseEngine("abort"))
 
-        assert rig.told == [LaneReleased("w.1"), Paused("abort")]
+        assert rig.told == [LaneReleased("w.1"), Done(PauseEngine("abort"))]
         assert rig.engine.aborted == ["1-0"]
         assert not rig.sessions[0].running
 
@@ -132,7 +131,7 @@ class TestAbort:
         rig = LoopRig()
         say(rig, PauseEngine("abort"))
 
-        assert rig.told == [Paused("abort")]
+        assert rig.told == [Done(PauseEngine("abort"))]
         assert rig.sessions[0].running
 
     @pytest.mark.parametrize("mode", ["abort", "wait"])
@@ -144,7 +143,7 @@ class TestAbort:
         rig.deliver("3-0")
         rig.turn()
 
-        assert rig.told == [Paused(mode), LaneReleased("w.1")]
+        assert rig.told == [Done(PauseEngine(mode)), LaneReleased("w.1")]
         assert rig.engine.has == []
 
         # Under another name it is paused as before, and continues when it may.
@@ -161,7 +160,11 @@ class TestAbort:
         say(rig, PauseEngine("keep"))
         say(rig, PauseEngine("abort"))
 
-        assert rig.told == [Paused("keep"), LaneReleased("w.1"), Paused("abort")]
+        assert rig.told == [
+            Done(PauseEngine("keep")),
+            LaneReleased("w.1"),
+            Done(PauseEngine("abort")),
+        ]
 
 
 def test_each_step_is_published_with_the_epoch(rig: LoopRig) -> None:
