@@ -187,9 +187,8 @@ class _Host:
 
 def fits(holder: WorkerProcessHandle, goal: Goal) -> bool:
     """Whether it holds the goal's model, or is about to."""
-    devices = holder.group.devices if holder.group else (holder.device,)
     is_leaving = holder.state in (State.DRAINING, State.DRAINED, State.UNLOADING)
-    return holder.spec is goal.spec and devices == goal.devices and not is_leaving
+    return holder.spec is goal.spec and holder.devices == goal.devices and not is_leaving
 
 
 def _is_alone(goal: Goal) -> bool:

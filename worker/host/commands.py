@@ -170,7 +170,7 @@ class CommandHandler:
             self._pool.give_way(member)
         else:
             self._forget_release(member)
-            self._pool.aim(None, member.group.devices if member.group else [member.device])
+            self._pool.aim(None, member.devices)
             self._forget_replaced()
         return member.name
 

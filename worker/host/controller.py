@@ -320,8 +320,7 @@ class Controller:
             self._going[member.name] = member.spec.name
         goal = self._pool.goals[member.device]
         if goal and goal.spec is not member.spec and member.is_awake:
-            devices = member.group.devices if member.group else (member.device,)
-            self._swapped_ms.update(dict.fromkeys(devices, clock.wall_ms()))
+            self._swapped_ms.update(dict.fromkeys(member.devices, clock.wall_ms()))
 
     def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
         """See `PoolListener`; its lane is released immediately."""

@@ -257,6 +257,16 @@ class WorkerProcessHandle:
     # Queries
 
     @property
+    def model(self) -> str:
+        """The name of the model that it holds or is about to; "" for none."""
+        return self.spec.name if self.spec else ""
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Its device, or those of its group."""
+        return self.group.devices if self.group else (self.device,)
+
+    @property
     def pid(self) -> int:
         """The process id; 0 if none runs."""
         return (self.process.pid or 0) if self.process else 0

@@ -74,9 +74,8 @@ class StateReconciler:
         log.info("signal %s: %s %s %s", entry, order.signal, order.scope, order.why)
         self.mark_stale()
         for member in self._pool.members:
-            model = member.spec.name if member.spec else ""
-            is_meant = order.scope in (ALL, model_scope(model), worker_scope(member.name))
-            self._unanswered[member.name].append((entry, order, is_meant))
+            scopes = (ALL, model_scope(member.model), worker_scope(member.name))
+            self._unanswered[member.name].append((entry, order, order.scope in scopes))
 
     def mark_stale(self) -> None:
         """The desired states may have changed."""
@@ -101,7 +100,7 @@ class StateReconciler:
 
     def wanted(self, member: WorkerProcessHandle) -> DesiredState:
         """The desired state of a process with its present model."""
-        return self._desired_of(member.name, member.spec.name if member.spec else "")
+        return self._desired_of(member.name, member.model)
 
     def _desired_of(self, name: str, model: str) -> DesiredState:
         return self._desired.of(name, model) if self._desired else DesiredState()

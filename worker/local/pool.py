@@ -440,7 +440,7 @@ def process_status(member: WorkerProcessHandle, fault: str) -> ProcessStatus:
         name=member.name,
         device=member.device,
         state="warming" if is_new else roster_entry(member, "", [], 0).state,
-        model=member.spec.name if member.spec else "",
+        model=member.model,
         pid=member.pid,
         phases_s=dict(member.phases_s),
         memory=member.memory.now,
