@@ -65,6 +65,10 @@ from worker.messages import (
 
 log = logging.getLogger("tokenyard.worker.controller")
 
+#: From another thread: a command or signal and its entry id; a worker that has lost its lease; or
+#: None when the server is back and may have lost writes.
+Received = tuple[str, Command | Order] | str | None
+
 
 class Controller:
     """Runs this host's pool and keeps its workers registered in the yard."""
@@ -78,9 +82,8 @@ class Controller:
         self._keys = keys = Keys(settings.yard)
         self._scripts = Scripts(Yard(self._connection, keys))
         self._host = HostEntry(settings, self._catalog)
-        self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._received: queue.SimpleQueue[tuple[str, Command | Order] | None] = queue.SimpleQueue()
-        self._membership = Membership(self._scripts, settings.lease_ms, self._lose)
+        self._received: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self._membership = Membership(self._scripts, settings.lease_ms, self._put)
         timeout_s = settings.block_ms / 1000 + BLOCK_MARGIN_S
         listening = open_connection(settings.redis_url, timeout_s=timeout_s, retries=0)
         self._reader = CommandReader(Yard(listening, keys), self._put, settings.block_ms)
@@ -151,7 +154,7 @@ class Controller:
 
     def run_once(self) -> None:
         """One turn: run commands, register workers, and let the pool take its turn."""
-        self._run_commands()
+        self._take_received()
         self._join_all()
         self._reconcile_all()
         self._pool.run_once()
@@ -189,8 +192,6 @@ class Controller:
 
         A process in a crash loop is registered too, so that everybody sees that it has failed.
         """
-        while not self._lost.empty():
-            self._leave_behind(self._lost.get())
         for member in self._pool.members:
             is_shown = member.process is not None or member.is_in_crash_loop
             if (member.worker and not member.has_released_lane) or not is_shown:
@@ -245,10 +246,6 @@ class Controller:
                 log.warning("%s was fenced; joins again", worker)
                 self._membership.forget(worker)
                 member.set_worker("")
-
-    def _lose(self, worker: str) -> None:
-        self._lost.put(worker)
-        self._pool.wakeup.set()
 
     def _entry(self, member: WorkerProcessHandle) -> WorkerInfo:
         group = self._group_of(member)
@@ -365,15 +362,17 @@ class Controller:
                 log.error("%s: %s", member.name, reason)
                 member.observed.cannot(errand, reason)
 
-    # Commands and signals
+    # Commands, signals and lost leases
 
-    def _put(self, received: tuple[str, Command | Order] | None) -> None:
+    def _put(self, received: Received) -> None:
         self._received.put(received)
         self._pool.wakeup.set()
 
-    def _run_commands(self) -> None:
+    def _take_received(self) -> None:
         while not self._received.empty():
             match self._received.get():
+                case str(worker):
+                    self._leave_behind(worker)
                 case None:
                     self._reconciler.mark_stale()
                 case entry, Order() as order:
