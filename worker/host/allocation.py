@@ -96,15 +96,13 @@ class _Host:
         """Release a model that the device should not hold."""
         goal = self._goals[device]
         for holder in self._holders(device):
-            if goal and fits(holder, goal) and not self._must_go(holder):
+            must_go = device in self._suspended or self._must_end(holder)
+            if goal and fits(holder, goal) and not must_go:
                 continue
             if holder.state is State.READY:
                 yield Release(holder)
             elif holder.state is State.DRAINED or holder.is_overdue:
                 yield self._end(holder, goal)
-
-    def _must_go(self, holder: WorkerProcessHandle) -> bool:
-        return holder.device in self._suspended or self._must_end(holder)
 
     def _must_end(self, holder: WorkerProcessHandle) -> bool:
         """Whether it, or another member of its group, must end."""
