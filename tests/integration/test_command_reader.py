@@ -14,7 +14,8 @@ from tokenyard.protocol.control import Command, DesiredState, Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
-from worker.host.commands import COUNT, CommandReader
+from worker.host.commands import CommandReader
+from worker.process.stream_reader import COUNT
 
 
 @pytest.fixture

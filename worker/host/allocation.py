@@ -155,8 +155,9 @@ class _Host:
     def _choose(self, device: int, goal: Goal) -> WorkerProcessHandle | None:
         """The process of a device for the goal's model; never one with a gross leak."""
         others = [member for member in self._on[device] if not member.is_retiring]
+        is_alone = len(goal.devices) == 1
         for member in others:
-            if member.state is State.ASLEEP and member.spec is goal.spec and _is_alone(goal):
+            if member.state is State.ASLEEP and member.spec is goal.spec and is_alone:
                 return member
         warm = [member for member in others if member.state is State.WARM]
         sound = [member for member in warm if member.leak is Verdict.SOUND]
@@ -187,7 +188,3 @@ def fits(holder: WorkerProcessHandle, goal: Goal) -> bool:
     """Whether it holds the goal's model, or is about to."""
     is_leaving = holder.state in (State.DRAINING, State.DRAINED, State.UNLOADING)
     return holder.spec is goal.spec and holder.devices == goal.devices and not is_leaving
-
-
-def _is_alone(goal: Goal) -> bool:
-    return len(goal.devices) == 1

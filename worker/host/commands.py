@@ -237,9 +237,6 @@ class CommandHandler:
 
 # Reads the control stream: a thread that hands commands and signals to its controller.
 
-#: Most entries of one read.
-COUNT = 100
-
 
 class CommandReader(StreamReader):
     """Calls ``put`` with every command and signal of the stream, and its entry id.
@@ -248,8 +245,6 @@ class CommandReader(StreamReader):
     incarnations never repeat, and skipping them could miss a command for a worker that joins before
     the first read. ``put`` gets None after an outage: the server may have lost writes.
     """
-
-    count = COUNT
 
     def __init__(
         self,

@@ -200,7 +200,7 @@ class Bookings:
         free = [device for device, goal in self.pool.goals.items() if goal is None]
         ranks = booking.spec.ranks
         if len(free) < ranks:
-            raise self._full(booking.spec, free)
+            raise self._full(booking.spec, f"{ranks}", free)
         chosen = sorted(sorted(free, key=self._burden)[:ranks])
         self._all.append(booking)
         return self._aim(booking, chosen)
@@ -236,7 +236,7 @@ class Bookings:
             return booking.up
         free = [device for device in booking.devices if self.pool.goals[device] is None]
         if len(free) < len(booking.devices):
-            raise self._full(booking.spec, free)
+            raise self._full(booking.spec, f"{booking.spec.ranks}", free)
         return self._aim(booking, booking.devices)
 
     def resize(self, booking: Booking, spec: ModelSpec) -> Future[None]:
@@ -249,9 +249,7 @@ class Bookings:
         free = [device for device, goal in self.pool.goals.items() if goal is None]
         more = spec.ranks - len(booking.devices)
         if len(free) < more:
-            raise NoFreeDevice(
-                f"{spec.name} takes {more} more, {len(free)} free: {self._held()}; delete one first"
-            )
+            raise self._full(spec, f"{more} more", free)
         added = sorted(free, key=self._burden)[: max(0, more)]
         before, devices = booking.devices, (*booking.devices[: spec.ranks], *sorted(added))
         booking.resize(spec, devices)
@@ -293,16 +291,14 @@ class Bookings:
         is_warm = any(member.state is State.WARM for member in members)
         return self.pool.holder(device) is not None, not is_warm
 
-    def _full(self, spec: ModelSpec, free: Sequence[int]) -> NoFreeDevice:
-        return NoFreeDevice(
-            f"{spec.name} takes {spec.ranks}, {len(free)} free: {self._held()}; delete one first"
-        )
-
-    def _held(self) -> str:
-        """List in words which device holds which model."""
+    def _full(self, spec: ModelSpec, wanted: str, free: Sequence[int]) -> NoFreeDevice:
+        """The error that lists which device holds which model."""
         goals = self.pool.goals.items()
-        return ", ".join(
+        held = ", ".join(
             f"device {device} holds {goal.spec.name}" for device, goal in goals if goal
+        )
+        return NoFreeDevice(
+            f"{spec.name} takes {wanted}, {len(free)} free: {held}; delete one first"
         )
 
     def _has_devices(self, booking: Booking) -> bool:

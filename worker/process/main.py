@@ -25,7 +25,6 @@ from tokenyard.telemetry.tracing import Tracer
 from worker import executor
 from worker.engines import Backend, DeviceLost
 from worker.engines.loading import make_backend
-from worker.engines.vllm.stats import read_stats
 from worker.messages import (
     LOCAL,
     Attach,
@@ -43,7 +42,7 @@ from worker.messages import (
 from worker.process.lane_session import LaneSession, PipeLaneSession, RedisLaneSession
 from worker.process.loop import EngineLoop
 from worker.process.recent_results import RecentResults
-from worker.process.stats import RunningStats
+from worker.process.stats import RunningStats, read_stats
 
 log = logging.getLogger("tokenyard.worker.process")
 

@@ -93,7 +93,7 @@ class VllmEngine:
 
         Sleep, wake and unload take ``lock``, which other processes of the device share; the caller
         must hold it during the load. With ``log_stats`` vLLM keeps metrics for
-        `worker.engines.vllm.stats`.
+        `worker.process.stats.read_stats`.
 
         Raises vLLM's errors if the model cannot be loaded (`let_go` cleans up after them), and
         `Unsupported` for weights that do not fit.
