@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenyard.protocol.settings import WorkerSettings
     from worker.local.api import WorkerController
     from worker.local.engine import EngineHandle
-    from worker.local.status import ProcessStatus
+    from worker.local.pool import ProcessStatus
     from worker.models import AdapterSpec, ModelSpec
 
 __all__ = [
@@ -34,7 +34,7 @@ _HOME = {
     "AdapterSpec": "models",
     "EngineHandle": "local.engine",
     "ModelSpec": "models",
-    "ProcessStatus": "local.status",
+    "ProcessStatus": "local.pool",
     "WorkerController": "local.api",
 }
 
@@ -58,7 +58,7 @@ def entrypoint(
     daemonic, because it starts children.
     """
     from tokenyard.process.embedding import run_embedded
-    from worker.embedded import EmbeddedController
+    from worker.host.controller import EmbeddedController
 
     run_embedded(
         lambda: EmbeddedController(settings),

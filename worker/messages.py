@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from tokenyard.protocol.control import PauseMode
 from tokenyard.protocol.replies import Reply
@@ -13,9 +14,30 @@ from worker.engines import EngineInfo, Memory, RankGroup
 from worker.models import ModelSpec
 from worker.published_counts import PublishedCounts
 
+#: The incarnation of a worker that belongs to no yard.
+LOCAL: Final = "local"
+
+
+class ToProcess:
+    """To the main loop of a process: from the controller, or from its own lane session."""
+
+    __slots__ = ()
+
+
+class EngineCommand(ToProcess):
+    """The process answers with `Done`, or with a `CommandRefused` that names the command."""
+
+    __slots__ = ()
+
+
+class ToController:
+    """From a process to its controller."""
+
+    __slots__ = ()
+
 
 @dataclass(frozen=True, slots=True)
-class LoadModel:
+class LoadModel(ToProcess):
     """To a warm process: load this model; as the leader of ``group`` if there is one.
 
     ``weights`` is the path of a checkpoint to load instead of the model's own weights, "" for none.
@@ -27,63 +49,58 @@ class LoadModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(ToProcess):
     """To a warm process: attach to the leader of ``group``."""
 
     group: RankGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Serve:
-    """To the process: serve the lane of ``worker``; drop the requests of any other lane."""
+class Serve(ToProcess):
+    """Serve the lane of ``worker``; drop the requests of any other lane."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
-    """To the process: finish the running requests, then report `Drained`."""
+class Drain(ToProcess):
+    """Finish the running requests, then report `Drained`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unload:
-    """To the process: close the lane session and unload the model."""
+class Unload(ToProcess):
+    """Close the lane session and unload the model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sleep:
-    """To the process: close the lane session and release the device's memory."""
+class Sleep(ToProcess):
+    """Close the lane session and release the device's memory."""
 
     level: int
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
+class Wake(ToProcess):
     """To a sleeping process: allocate the device's memory again."""
 
 
 @dataclass(frozen=True, slots=True)
-class ResetPrefixCache:
-    """To the process: clear the prefix cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadWeights:
+class ReloadWeights(EngineCommand):
     """To a paused process: load the weights of the checkpoint at ``path``; "": the model's own."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class SetEpoch:
-    """To the process: set the generation epoch of later results; None for no epoch."""
+class SetEpoch(EngineCommand):
+    """Set the generation epoch of later results; None for no epoch."""
 
     epoch: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class PauseEngine:
-    """To the process: stop generating until `UnpauseEngine`, and report `Paused`.
+class PauseEngine(EngineCommand):
+    """Stop generating until `UnpauseEngine`; done when nothing runs any more.
 
     Mode ``abort`` drops running requests, ``wait`` finishes them and starts no others, ``keep``
     freezes them.
@@ -93,74 +110,81 @@ class PauseEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class UnpauseEngine:
-    """To the process: resume generating."""
-
-
-#: The process answers with `Done`, or with a `CommandRefused` that names the command.
-EngineCommand = ResetPrefixCache | ReloadWeights | SetEpoch | UnpauseEngine
+class UnpauseEngine(EngineCommand):
+    """Resume generating."""
 
 
 @dataclass(frozen=True, slots=True)
-class SubmitRequests:
-    """To the process, without Redis: requests, batched because each message is costly."""
+class Delivery(ToProcess):
+    """Requests from the lane of ``worker``, batched because each message is costly."""
 
+    worker: str
     assignments: Sequence[Assignment]
 
 
 @dataclass(frozen=True, slots=True)
-class AbortRequests:
-    """To the process, without Redis: abort the requests of these lane entries."""
+class AbortRequests(ToProcess):
+    """``worker`` shall give up the requests of these lane entries."""
 
+    worker: str
     entries: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """To the process: exit; unfinished requests move to other workers."""
+class Stale(ToProcess):
+    """``worker`` may no longer publish for the request at this lane entry."""
+
+    worker: str
+    entry: str
+    charged: str = ""  # `Aborted.charged`
 
 
 @dataclass(frozen=True, slots=True)
-class Warm:
-    """To the controller: the process is warm; ``phases_s`` has the seconds of each phase."""
+class LeaseLost(ToProcess):
+    """``worker`` may no longer publish anything."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop(ToProcess):
+    """Exit; unfinished requests move to other workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warm(ToController):
+    """The process is warm; ``phases_s`` has the seconds of each phase."""
 
     memory: Memory
     phases_s: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """To the controller: the engine can serve."""
+class Ready(ToController):
+    """The engine can serve."""
 
     info: EngineInfo
     memory: Memory
 
 
 @dataclass(frozen=True, slots=True)
-class Asleep:
-    """To the controller: the engine sleeps."""
+class Asleep(ToController):
+    """The engine sleeps."""
 
     seconds: float
     memory: Memory
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """To the controller: a command has succeeded."""
+class Done(ToController):
+    """A command has succeeded."""
 
     errand: EngineCommand
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
-    """To the controller: the engine is paused."""
-
-    mode: PauseMode
-
-
-@dataclass(frozen=True, slots=True)
-class CommandRefused:
-    """To the controller: a command cannot run; nothing has changed."""
+class CommandRefused(ToController):
+    """A command cannot run; nothing has changed."""
 
     reason: str
     errand: EngineCommand | None = None  # None: the load or sleep in progress
@@ -185,8 +209,8 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """To the controller, once a second: progress, unfinished requests and counts."""
+class Heartbeat(ToController):
+    """Once a second: progress, unfinished requests and counts."""
 
     progress: int
     unfinished: int
@@ -198,63 +222,33 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
-    """To the controller: ``worker`` has lost its lease and can no longer publish."""
+class Fenced(ToController):
+    """``worker`` has lost its lease and can no longer publish."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class LaneReleased:
-    """To the controller: ``worker`` received requests while paused and released its lane."""
+class LaneReleased(ToController):
+    """``worker`` received requests while paused and released its lane."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
-    """To the controller: the process has no requests left."""
+class Drained(ToController):
+    """The process has no requests left."""
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessFailed:
-    """To the controller, before the process exits: the reason."""
+class ProcessFailed(ToController):
+    """The reason, before the process exits."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Replies:
-    """To the controller, without Redis: replies, by lane entry."""
+class Replies(ToController):
+    """Without Redis: replies, by lane entry."""
 
     replies: Sequence[tuple[str, Reply]]
-
-
-ToProcess = (
-    LoadModel
-    | Attach
-    | Serve
-    | Drain
-    | Unload
-    | Sleep
-    | Wake
-    | PauseEngine
-    | EngineCommand
-    | SubmitRequests
-    | AbortRequests
-    | Stop
-)
-ToController = (
-    Warm
-    | Ready
-    | Asleep
-    | Done
-    | CommandRefused
-    | Paused
-    | LaneReleased
-    | Heartbeat
-    | Fenced
-    | Drained
-    | ProcessFailed
-    | Replies
-)

@@ -6,10 +6,9 @@ types define the valid values.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
@@ -22,6 +21,7 @@ from tokenyard.process.toml_file import read_toml
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.serve_args import MAX_TEMPLATE_BYTES, OF_ENGINE, REFUSED
 from tokenyard.protocol.serve_args import TAKEN as SERVE_ARGS
+from tokenyard.protocol.texts import did_you_mean
 from tokenyard.protocol.wire import SamplingParams
 
 Location = Annotated[str, Meta(min_length=1)]
@@ -67,17 +67,12 @@ class ModelSpec:
     max_model_wait_s: Amount = 0.0  # longest wait of a request for the model; 0: the yard decides
 
     @property
-    def brings_ray(self) -> bool:
-        """Whether vLLM's own Ray executor chooses the devices, also on other hosts."""
-        return self.engine_args.get(_EXECUTOR) == _RAY
-
-    @property
     def ranks(self) -> int:
-        """Devices of this host that the model occupies; Ray allocates its own."""
-        return 1 if self.brings_ray else self.tensor_parallel_size * self.pipeline_parallel_size
+        """Devices of this host that the model occupies; Ray allocates its own, on all hosts."""
+        if self.engine_args.get(_EXECUTOR) == _RAY:
+            return 1
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
-
-Catalog = Mapping[str, ModelSpec]
 
 MAX_NAME_BYTES: Final = 200
 _TABLES: Final = ("defaults", "models")
@@ -85,26 +80,22 @@ _EXECUTOR: Final = "distributed_executor_backend"
 _RAY: Final = "ray"
 
 Kinds = Mapping[str, Any]
-_KEYS: Final[Kinds] = {
-    key: kind
-    for key, kind in get_type_hints(ModelSpec, include_extras=True).items()
-    if key != "name"
-}
+
+
+def _kinds(of: type, without: Collection[str]) -> Kinds:
+    """The type of each field, with its bounds."""
+    hints = get_type_hints(of, include_extras=True)
+    return {key: kind for key, kind in hints.items() if key not in without}
+
+
+_KEYS: Final = _kinds(ModelSpec, {"name"})
 #: Keys that ``defaults`` cannot set: remote code, for example, is trusted per model only.
 _OF_ONE_MODEL: Final = {"path", "revision", "adapters", "trust_remote_code"}
-_DEFAULT_KEYS: Final[Kinds] = {key: kind for key, kind in _KEYS.items() if key not in _OF_ONE_MODEL}
-_ADAPTER_KEYS: Final[Kinds] = {
-    key: kind
-    for key, kind in get_type_hints(AdapterSpec, include_extras=True).items()
-    if key != "name"
-}
+_DEFAULT_KEYS: Final = _kinds(ModelSpec, {"name", *_OF_ONE_MODEL})
+_ADAPTER_KEYS: Final = _kinds(AdapterSpec, {"name"})
 #: They set the shape of a reply, which its reader must know in advance.
 _OF_THE_REQUEST: Final = {"n", "detokenize"}
-_SAMPLING_KEYS: Final[Kinds] = {
-    key: kind
-    for key, kind in get_type_hints(SamplingParams, include_extras=True).items()
-    if key not in _OF_THE_REQUEST
-}
+_SAMPLING_KEYS: Final = _kinds(SamplingParams, _OF_THE_REQUEST)
 #: Engine arguments with which an engine waits for others that nobody starts, and what to do.
 NEEDS_OTHERS: Final = {
     **dict.fromkeys(
@@ -312,9 +303,8 @@ class _Reading:
         return {}
 
     def _unknown(self, at: str, key: str, value: Any, known: Iterable[str]) -> None:
-        near = difflib.get_close_matches(key, known, n=1)
-        advice = f"did you mean {near[0]}?" if near else _advice(key, value, known)
-        self._fault(at, f"is not known; {advice}")
+        hint = did_you_mean(key, known) or f"; {_advice(key, value, known)}"
+        self._fault(at, f"is not known{hint}")
 
     def _fault(self, at: str, message: str) -> None:
         self.faults.append(f"{at}: {message}")
@@ -360,9 +350,8 @@ def _why_no_serve_arg(key: str) -> str:
         return _SAID_ELSEWHERE[key]
     if key in OF_ENGINE:
         return "the engine needs it, too: say it in engine_args"
-    near = difflib.get_close_matches(key, SERVE_ARGS, n=1)
-    advice = f"did you mean {near[0]}?" if near else "an engine's arguments go into engine_args"
-    return f"is not known; {advice}"
+    hint = did_you_mean(key, SERVE_ARGS) or "; an engine's arguments go into engine_args"
+    return f"is not known{hint}"
 
 
 def _advice(key: str, value: Any, known: Iterable[str]) -> str:

@@ -43,7 +43,7 @@ from tokenyard.protocol.worker_info import (
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Publication, Published, Renewed, Scripts
 from worker.host.roster_entry import lane_limit
-from worker.process.stream_reader import StreamReader
+from worker.process.stream_reader import COUNT
 
 MODEL: Final = "simulated"
 #: Tokens per answer.
@@ -84,7 +84,7 @@ class PlayedWorker:
     def _ask(self) -> None:
         """Start a blocking read of the lane, like a lane reader."""
         lane = self._scripts.keys.lane(self.worker)
-        words: Any = ("XREAD", "COUNT", StreamReader.count, "BLOCK", _BLOCK_MS, "STREAMS", lane)
+        words: Any = ("XREAD", "COUNT", COUNT, "BLOCK", _BLOCK_MS, "STREAMS", lane)
         self.socket.sendall(hiredis.pack_command((*words, self._last)))
 
     def take(self) -> None:

@@ -33,7 +33,7 @@ from tokenyard.protocol.control import (
     after,
     model_scope,
 )
-from worker.engines.simulated.backend import BROKEN
+from worker.engines.simulated.engine import BROKEN
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from tokenyard.protocol.settings import WorkerSettings
-from worker.engines.loading import make_backend, prepare_environment
+from worker.engines.loading import make_backend, prepare_host
 from worker.engines.simulated.backend import SimulatedBackend
 
 
@@ -27,7 +27,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 def test_every_process_sees_all_devices_of_its_host(environment: dict[str, str]) -> None:
-    prepare_environment(settings(slots=2, device="cuda", devices=("2", "5")))
+    prepare_host(settings(slots=2, device="cuda", devices=("2", "5")))
 
     assert environment["CUDA_VISIBLE_DEVICES"] == "2,5"
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
@@ -49,7 +49,7 @@ def test_without_a_gpu_a_device_is_a_share_of_the_cores(
     environment["OMP_NUM_THREADS"] = "1"
 
     given = settings(slots=2, device="cpu")
-    prepare_environment(given)
+    prepare_host(given)
     backends = [make_backend(given, device) for device in (0, 1)]
 
     assert "CUDA_VISIBLE_DEVICES" not in environment
@@ -61,7 +61,7 @@ def test_the_simulated_engine_needs_no_environment(environment: dict[str, str]) 
     given = settings(engine="simulated", crash_point="loading:2")
 
     before = dict(environment)
-    prepare_environment(given)
+    prepare_host(given)
 
     assert isinstance(make_backend(given, 0), SimulatedBackend)
     assert environment == before

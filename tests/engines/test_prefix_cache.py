@@ -42,7 +42,7 @@ def test_a_repeated_prompt_is_cached_except_for_its_last_block(
                 [("mine",), ("mine",), ("yours",), ("", "acme"), ("", "evil"), ("", "acme")]
             )
         ]
-        engine.reset()
+        engine.reload("")
         (third,) = run(engine, ask("3-0", tokens=prompt, max_tokens=4, temperature=0.0))
         holds = engine.info.cache_tokens
     finally:

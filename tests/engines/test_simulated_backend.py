@@ -16,7 +16,8 @@ from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import RankGroup, Unsupported
 from worker.engines.loading import make_backend
-from worker.engines.simulated.backend import BROKEN, SimulatedBackend
+from worker.engines.simulated.backend import SimulatedBackend
+from worker.engines.simulated.engine import BROKEN
 from worker.models import AdapterSpec, ModelSpec
 
 SPEC = ModelSpec("pretended", "anything", max_num_seqs=3, max_model_len=64, revision="r1")

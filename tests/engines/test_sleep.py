@@ -1,4 +1,4 @@
-"""Sleep, wake and reset: operations on an engine besides requests."""
+"""Sleep and wake: operations on an engine besides requests."""
 
 from __future__ import annotations
 
@@ -70,14 +70,6 @@ def test_a_sleeping_engine_does_not_sleep_again(engine: Engine) -> None:
     engine.wake()
     engine.wake()
     assert answers(engine)
-
-
-def test_a_reset_changes_no_answer(engine: Engine) -> None:
-    before = answers(engine)
-
-    engine.reset()
-
-    assert answers(engine) == before
 
 
 # ------------------------------------------------------------------------------------------- vLLM
@@ -163,14 +155,15 @@ def test_an_engine_stays_awake_if_its_pages_cannot_be_returned(
 
 
 @pytest.mark.vllm
-def test_a_reset_clears_the_prefix_cache(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sleep_clears_the_prefix_cache(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given an engine that has run a prompt longer than a block
     engine = backend.load(spec_of("adder", engine_args={"block_size": 32}))
     assert isinstance(engine, VllmEngine)
     reused = counter_of_reuse(engine, monkeypatch)
 
     first, again = reused(), reused()
-    engine.reset()
+    engine.sleep(1)
+    engine.wake()
     after = reused()
     engine.close()
 

@@ -46,9 +46,9 @@ def test_nothing_heavy_is_imported_before_the_warm_up() -> None:
     code = (
         "import sys\n"
         "from tokenyard.protocol.settings import WorkerSettings\n"
-        "from worker.engines.loading import make_backend, prepare_environment\n"
+        "from worker.engines.loading import make_backend, prepare_host\n"
         "settings = WorkerSettings(redis_url='redis://nowhere', model='any')\n"
-        "prepare_environment(settings)\n"
+        "prepare_host(settings)\n"
         "make_backend(settings, 0)\n"
         "print(sorted({'torch', 'vllm', 'transformers', 'numpy'} & set(sys.modules)))"
     )

@@ -48,10 +48,9 @@ def deltas(events: list[EngineEvent]) -> list[tuple[int, list[int]]]:
 def test_each_choice_knows_its_own_published_tokens() -> None:
     asked = EngineRequest.of(cut(), [0, 1])
 
-    assert [asked.published_of(index) for index in range(3)] == [[1, 2], [5], []]
+    assert asked.by_choice == ([1, 2], [5], [])
     assert [request_of_choice(asked, index).published for index in range(3)] == [[1, 2], [5], []]
     assert {request_of_choice(asked, index).params.n for index in range(3)} == {1}
-    assert asked.has_published
 
 
 def test_choices_have_their_own_index_and_end_together() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from tests.engines.harness import ask
-from tokenyard.protocol.wire import Assignment, StructuredOutputs, unpack_tokens
+from tokenyard.protocol.wire import Assignment, StructuredOutputs
 from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
 from worker.engines.resume import TextStream
 from worker.engines.vllm.collectors import (
@@ -27,7 +27,7 @@ LETTERS.decoder = decoders.Fuse()
 
 
 def asked(assignment: Assignment) -> EngineRequest:
-    return EngineRequest(assignment, [0, 1], unpack_tokens(assignment.published))
+    return EngineRequest.of(assignment, [0, 1])
 
 
 def output(

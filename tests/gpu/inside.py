@@ -25,7 +25,7 @@ from tests.gpu.device import MIB, Device
 from tests.gpu.specs import spec_of
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Backend
-from worker.engines.loading import make_backend, prepare_environment
+from worker.engines.loading import make_backend, prepare_host
 from worker.models import ModelSpec
 
 PROMPT = [3, 1, 40]
@@ -36,7 +36,7 @@ BATCH = 64
 def warm_backend(device: Device) -> Backend:
     """A warm process of a worker, as in the pool."""
     settings = WorkerSettings(redis_url="", device=device.name)
-    prepare_environment(settings)
+    prepare_host(settings)
     backend = make_backend(settings, 0)
     with _heard() as said:
         backend.warm_up()
@@ -115,7 +115,7 @@ def _compiled_files() -> set[str]:
 def cold_batches(device: Device, models: Path) -> dict[str, Any]:
     """Like `batches`, in a process that has computed nothing before."""
     settings = WorkerSettings(redis_url="", device=device.name)
-    prepare_environment(settings)
+    prepare_host(settings)
     return batches(make_backend(settings, 0), device, models)
 
 

@@ -14,7 +14,8 @@ from tokenyard.protocol.control import Command, DesiredState, Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
-from worker.host.commands import COUNT, CommandReader
+from worker.host.commands import CommandReader
+from worker.process.stream_reader import COUNT
 
 
 @pytest.fixture
@@ -32,9 +33,14 @@ def reader(
     broker: Server, keys: Keys, taken: list[tuple[str, Command | Order]], returns: list[str]
 ) -> Iterator[CommandReader]:
     own = open_connection(broker.url, timeout_s=30.0, retries=0)
-    made = CommandReader(
-        Yard(own, keys), lambda *one: taken.append(one), lambda: returns.append("now"), block_ms=100
-    )
+
+    def put(one: tuple[str, Command | Order] | None) -> None:
+        if one is None:
+            returns.append("now")
+        else:
+            taken.append(one)
+
+    made = CommandReader(Yard(own, keys), put, block_ms=100)
     yield made
     made.stop()
     if made._thread.is_alive():

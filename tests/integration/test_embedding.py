@@ -228,7 +228,7 @@ class TestFailing:
     def test_a_daemonic_process_can_have_no_workers(
         self, leading: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from worker.embedded import EmbeddedController
+        from worker.host.controller import EmbeddedController
 
         monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
 

@@ -23,7 +23,7 @@ from tests.support.waiting import eventually
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import DesiredState, Order, PauseMode, Trial, model_scope
 from tokenyard.protocol.wire import Request, SamplingParams
-from worker.engines.simulated.backend import BROKEN, CORRUPT
+from worker.engines.simulated.engine import BROKEN, CORRUPT
 
 STEP_S = 0.02
 SIM = model_scope("sim")

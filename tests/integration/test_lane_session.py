@@ -20,11 +20,14 @@ from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.scripts import Scripts
+from tokenyard.telemetry.tracing import Tracer
 from worker.engines import TokenDelta
+from worker.messages import Delivery, LeaseLost, Stale, ToProcess
 from worker.models import ModelSpec
-from worker.process.inbox import Delivery, InboxItem, LeaseLost, Stale
 from worker.process.lane_session import RedisLaneSession
 from worker.process.outcomes import Run
+from worker.process.recent_results import RecentResults
+from worker.process.stats import RunningStats
 
 SPEC = ModelSpec(name="sim", path="models/sim", sampling={"temperature": 0.5})
 
@@ -35,13 +38,22 @@ class Rig:
     def __init__(self, yard: PlayedYard, url: str) -> None:
         self.yard = yard
         self.worker = yard.worker()
-        self.inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[ToProcess] = queue.SimpleQueue()
         settings = WorkerSettings(
             redis_url=url, yard=yard.keys.yard, engine="simulated", block_ms=100
         )
-        self.session = RedisLaneSession(settings, SPEC, INFO, self.worker, self.inbox)
+        self.session = RedisLaneSession(
+            settings,
+            SPEC,
+            INFO,
+            self.worker,
+            self.inbox,
+            stats=RunningStats(),
+            tracer=Tracer("", ""),
+            results=RecentResults(),
+        )
 
-    def heard(self) -> InboxItem:
+    def heard(self) -> ToProcess:
         """The next item of the inbox."""
         return self.inbox.get(timeout=30.0)
 

@@ -35,7 +35,7 @@ from tokenyard.protocol.errors import (
 )
 from tokenyard.protocol.replies import Result
 from worker import EngineHandle, ModelSpec, ProcessStatus, WorkerController
-from worker.engines.simulated.backend import BROKEN
+from worker.engines.simulated.engine import BROKEN
 
 
 class TestLife:

@@ -28,7 +28,8 @@ from tokenyard.protocol.errors import (
 from tokenyard.protocol.replies import Result
 from worker import WorkerController
 from worker.engines import Unsupported
-from worker.engines.simulated.backend import BROKEN, CLINGING, LEAKY
+from worker.engines.simulated.backend import CLINGING, LEAKY
+from worker.engines.simulated.engine import BROKEN
 from worker.host.leak import READINGS
 
 

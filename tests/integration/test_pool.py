@@ -178,16 +178,6 @@ class TestSleep:
 
 
 class TestOtherCommands:
-    @pytest.mark.long
-    def test_a_reset_reaches_the_engine(self, new_host: NewHost) -> None:
-        host = new_host()
-        assert "not ready" in host.refuse("reset", "host")
-        host.obey("load", "host", model="adder")
-
-        host.obey("reset", "host")
-
-        host.wait("ready", "host", model="adder")
-
     def test_drain_and_stop_close_devices(self, new_host: NewHost) -> None:
         # Given a host with two devices, one of them with a spare
         host = new_host(slots=2, spares=1)

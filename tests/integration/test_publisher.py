@@ -21,15 +21,36 @@ from tokenyard.protocol.replies import Choice, to_result
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Published, Scripts, Settled
+from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo, Finished, RequestError, TokenDelta
 from worker.process.outcomes import Aborted, Run, charged_name
 from worker.process.publisher import MOST_WAITING, STEPS_AT_ONCE, Publisher
+from worker.process.recent_results import RecentResults
+from worker.process.stats import RunningStats
 
 INFO = EngineInfo("simulated", "1", "sim", "", max_model_len=100, vocab_size=100, max_num_seqs=4)
 
 
 def finished(key: str, tokens: list[int]) -> Finished:
     return Finished(key, [Choice(0, tokens, None, "length")], prompt_tokens=3)
+
+
+def make_publisher(
+    scripts: Scripts,
+    worker: str,
+    on_stale: Callable[[str, str], None] = lambda *_: None,
+    on_lost: Callable[[], None] = lambda: None,
+) -> Publisher:
+    return Publisher(
+        scripts,
+        worker,
+        INFO,
+        on_stale=on_stale,
+        on_lost=on_lost,
+        stats=RunningStats(),
+        tracer=Tracer("", ""),
+        results=RecentResults(),
+    )
 
 
 @dataclass
@@ -43,10 +64,10 @@ class Rig:
     lost: list[bool]
     connection: redis.Redis
 
-    def run(self, request: Request | None = None) -> Assignment:
-        """A request that runs on the worker, begun in the current epoch."""
+    def run(self, request: Request | None = None, epoch: int | None = None) -> Assignment:
+        """A request that runs on the worker, begun in this epoch."""
         assignment = self.yard.assign(self.worker, request)
-        self.publisher.runs[assignment.entry] = Run(assignment, 0.0, self.publisher.epoch)
+        self.publisher.runs[assignment.entry] = Run(assignment, 0.0, epoch)
         return assignment
 
 
@@ -56,10 +77,9 @@ def rig(yard: PlayedYard, broker: Server) -> Iterator[Rig]:
     stale: list[str] = []
     lost: list[bool] = []
     with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
-        publisher = Publisher(
+        publisher = make_publisher(
             Scripts(Yard(own, yard.keys)),
             worker,
-            INFO,
             on_stale=lambda entry, charged: stale.append(entry + charged),
             on_lost=lambda: lost.append(True),
         )
@@ -104,13 +124,7 @@ def test_seq_continues_after_the_last_attempt(rig: Rig) -> None:
     other = rig.yard.worker("other")
     request = make_request(stream=True)
     first = rig.yard.assign(other, request)
-    publisher = Publisher(
-        rig.yard.scripts,
-        other,
-        INFO,
-        on_stale=lambda entry, _: rig.stale.append(entry),
-        on_lost=lambda: None,
-    )
+    publisher = make_publisher(rig.yard.scripts, other)
     publisher.runs[first.entry] = Run(first, 0.0)
     publisher.put([TokenDelta(first.entry, 0, [1, 2])])
     publisher.run_once()
@@ -132,14 +146,12 @@ def test_seq_continues_after_the_last_attempt(rig: Rig) -> None:
 
 def test_waiting_steps_keep_the_epoch_in_which_they_were_made(rig: Rig) -> None:
     # Given streams that end before and after the epoch changes, with all steps unpublished
-    rig.publisher.epoch = 7
-    before, across = rig.run(make_request(stream=True)), rig.run(make_request(stream=True))
-    rig.publisher.put([TokenDelta(before.entry, 0, [1]), TokenDelta(across.entry, 0, [1])])
-    rig.publisher.put([finished(before.entry, [1, 2])])
-    rig.publisher.epoch = 8
-    after = rig.run(make_request(stream=True))
-    rig.publisher.put([TokenDelta(across.entry, 0, [2]), TokenDelta(after.entry, 0, [1])])
-    rig.publisher.put([finished(across.entry, [1, 2, 3]), finished(after.entry, [1, 2])])
+    before, across = (rig.run(make_request(stream=True), epoch=7) for _ in range(2))
+    rig.publisher.put([TokenDelta(before.entry, 0, [1]), TokenDelta(across.entry, 0, [1])], 7)
+    rig.publisher.put([finished(before.entry, [1, 2])], 7)
+    after = rig.run(make_request(stream=True), epoch=8)
+    rig.publisher.put([TokenDelta(across.entry, 0, [2]), TokenDelta(after.entry, 0, [1])], 8)
+    rig.publisher.put([finished(across.entry, [1, 2, 3]), finished(after.entry, [1, 2])], 8)
 
     # If one turn publishes them
     rig.publisher.run_once()
@@ -159,27 +171,19 @@ def test_the_epoch_of_a_stream_continues_on_its_next_worker(rig: Rig) -> None:
     # Given a stream that another worker has begun in epoch 7
     other, request = rig.yard.worker("other"), make_request(stream=True)
     first = rig.yard.assign(other, request)
-    publisher = Publisher(
-        rig.yard.scripts,
-        other,
-        INFO,
-        on_stale=lambda entry, _: rig.stale.append(entry),
-        on_lost=lambda: None,
-    )
-    publisher.epoch = 7
+    publisher = make_publisher(rig.yard.scripts, other)
     publisher.runs[first.entry] = Run(first, 0.0, epoch=7)
-    publisher.put([TokenDelta(first.entry, 0, [1, 2])])
+    publisher.put([TokenDelta(first.entry, 0, [1, 2])], 7)
     publisher.run_once()
     rig.yard.expire(other)
     rig.yard.rescue(other)
 
     # If it continues in epoch 8
-    rig.publisher.epoch = 8
     again = rig.yard.place(rig.yard.waiting(request), rig.worker)
     rig.publisher.runs[again.entry] = Run(again, 0.0, epoch=8)
-    rig.publisher.put([TokenDelta(again.entry, 0, [3])])
+    rig.publisher.put([TokenDelta(again.entry, 0, [3])], 8)
     rig.publisher.run_once()
-    rig.publisher.put([finished(again.entry, [1, 2, 3, 4])])
+    rig.publisher.put([finished(again.entry, [1, 2, 3, 4])], 8)
     rig.publisher.run_once()
 
     made = to_result(rig.yard.result(request)).provenance

@@ -27,7 +27,6 @@ from worker.messages import (
     CommandRefused,
     Done,
     LoadModel,
-    Paused,
     PauseEngine,
     Ready,
     ReloadWeights,
@@ -122,7 +121,7 @@ def refusing(controller: Controller, signals: Signals) -> PlayedProcess:
     hears(process, LoadModel).say(Ready(engine_info(spec), MEMORY))
     hears(process, Serve)
     paused = signals.give(Order(signal="PAUSE", scope=MODEL))
-    hears(process, PauseEngine).say(Paused("abort"))
+    hears(process, PauseEngine).say(Done(PauseEngine("abort")))
     assert reasons(signals, paused) == []
     given = signals.give(RELOAD)
     refuse_to_reload(process)

@@ -22,7 +22,7 @@ from tokenyard.protocol.control import (
     PauseMode,
     model_scope,
 )
-from worker.engines.simulated.backend import BROKEN
+from worker.engines.simulated.engine import BROKEN
 
 
 class TestSuspend:

@@ -12,7 +12,7 @@ from tests.support.processes import START_S, Plant, Program
 from tests.support.waiting import eventually
 from tokenyard.protocol.control import Acknowledgement, Command, Verb, decode_acknowledgement
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState, decode_host
-from worker.engines.simulated.backend import BROKEN
+from worker.engines.simulated.engine import BROKEN
 
 #: The models that every host here may load.
 MODELS = f"""

@@ -12,9 +12,8 @@ from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.wire import Assignment
-from worker.engines import EngineEvent, EngineInfo, Finished, TokenDelta
-from worker.messages import ResetPrefixCache, Serve, Sleep, ToController, Wake
-from worker.process.inbox import Delivery
+from worker.engines import EngineEvent, EngineInfo, Finished, Memory, TokenDelta
+from worker.messages import Delivery, Serve, ToController
 from worker.process.loop import EngineLoop
 from worker.process.outcomes import Aborted, Outcome, Run
 from worker.process.recent_results import RecentResults
@@ -31,6 +30,9 @@ INFO = EngineInfo(
 )
 
 
+MEMORY = Memory(host=1000)
+
+
 def finished(key: str, tokens: list[int]) -> Finished:
     return Finished(key, [Choice(0, tokens, None, "length")], prompt_tokens=3)
 
@@ -45,6 +47,7 @@ class StubEngine:
     steps: list[list[EngineEvent]] = field(default_factory=list)
     refuse: str = ""
     made: list[int] | None = field(default_factory=list)  # None: it cannot tell
+    changes: list[tuple[Any, ...]] = field(default_factory=list)  # with the requests at that time
 
     def add(self, assignment: Assignment) -> None:
         if self.refuse:
@@ -79,11 +82,14 @@ class StubEngine:
 
     def close(self) -> None: ...
 
-    def sleep(self, level: int) -> None: ...
+    def sleep(self, level: int) -> None:
+        self.changes.append(("sleep", level, list(self.has)))
 
-    def wake(self) -> None: ...
+    def wake(self) -> None:
+        self.changes.append(("wake", list(self.has)))
 
-    def reset(self) -> None: ...
+    def reload(self, path: str) -> None:
+        self.changes.append(("reload", path, list(self.has)))
 
 
 class StubSession:
@@ -95,6 +101,7 @@ class StubSession:
         self.attempts = 0
         self.runs: dict[str, Run] = {}
         self.given: list[Outcome] = []
+        self.epochs: list[int | None] = []  # of each step
         self.settled: list[Aborted] = []
         self.made: list[Mapping[str, int]] = []
         self.running = False
@@ -102,8 +109,9 @@ class StubSession:
     def start(self) -> None:
         self.running = True
 
-    def put(self, events: Sequence[Outcome]) -> None:
+    def put(self, events: Sequence[Outcome], epoch: int | None = None) -> None:
         self.given += events
+        self.epochs.append(epoch)
         for event in events:
             if not isinstance(event, TokenDelta):
                 self.runs.pop(event.key, None)
@@ -134,7 +142,6 @@ class LoopRig:
     def __init__(self) -> None:
         self.engine = StubEngine()
         self.sessions: list[StubSession] = []
-        self.controlled: list[object] = []
         self.told: list[ToController] = []
         self.inbox = RecordingQueue()
         self.inbox.waits = []
@@ -143,7 +150,7 @@ class LoopRig:
             self.engine,
             self.inbox,
             self._open_session,
-            self._control,
+            lambda: MEMORY,
             self.told.append,
             self.results,
         )
@@ -153,10 +160,6 @@ class LoopRig:
     def _open_session(self, worker: str) -> StubSession:
         self.sessions.append(StubSession(worker))
         return self.sessions[-1]
-
-    def _control(self, command: Sleep | Wake | ResetPrefixCache) -> None:
-        session = self.sessions[-1]
-        self.controlled.append((command, session.running, list(self.engine.has)))
 
     def turn(self) -> None:
         self.loop.run_once()

@@ -23,7 +23,6 @@ from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.messages import Attach, LoadModel, Ready, ToController, ToProcess, Warm
 from worker.models import ModelSpec
-from worker.process.main import ProcessArguments
 
 MEMORY = Memory(host=1000)
 WARM = Warm(MEMORY, {"import": 2.0})
@@ -68,14 +67,14 @@ class PlayedProcess:
     """A process that does nothing by itself: the test sends its messages and ends it."""
 
     def __init__(
-        self, target: Any, args: tuple[ProcessArguments, Connection, Connection], name: str
+        self, target: Any, args: tuple[Any, int, int, Connection, Connection], name: str
     ) -> None:
         self.name = name
-        self.device = args[0].device
+        self.device = args[1]
         self.pid = 2**31 - 1
         self.exitcode: int | None = None
         # The pool closes its own copy.
-        self._pipe = Connection(os.dup(args[1].fileno()))
+        self._pipe = Connection(os.dup(args[3].fileno()))
         self.sentinel, self._life = os.pipe()
 
     def start(self) -> None: ...

@@ -25,15 +25,17 @@ from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import LostLeadership, Scripts
+from tokenyard.telemetry.tracing import Tracer
+from worker.engines import Memory
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.speed import SpeedModel
 from worker.host.membership import Membership
-from worker.messages import Serve
+from worker.messages import Serve, ToProcess
 from worker.models import ModelSpec
-from worker.process.inbox import InboxItem
 from worker.process.lane_session import RedisLaneSession
 from worker.process.loop import EngineLoop
 from worker.process.recent_results import RecentResults
+from worker.process.stats import RunningStats
 
 LEASE_MS: Final = 30_000
 #: Shorter than the time after which a lease is renewed, or a measurement of the clock is old.
@@ -57,14 +59,24 @@ class TimedWorker:
         settings = WorkerSettings(
             redis_url=url, yard=keys.yard, engine="simulated", name=name, block_ms=20
         )
-        inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
+        inbox: queue.SimpleQueue[ToProcess] = queue.SimpleQueue()
         results = RecentResults()
 
         def open_session(worker: str) -> RedisLaneSession:
             spec = ModelSpec(name="sim", path="sim")
-            return RedisLaneSession(settings, spec, engine.info, worker, inbox, results=results)
+            return RedisLaneSession(
+                settings,
+                spec,
+                engine.info,
+                worker,
+                inbox,
+                stats=RunningStats(),
+                tracer=Tracer("", ""),
+                results=results,
+            )
 
-        self.loop = EngineLoop(engine, inbox, open_session, lambda _: None, lambda _: None, results)
+        memory = Memory(host=0)
+        self.loop = EngineLoop(engine, inbox, open_session, lambda: memory, lambda _: None, results)
         inbox.put(Serve(self.worker))
 
     def turn(self) -> None:

@@ -39,6 +39,11 @@ def _allowed(names: Sequence[str] | None) -> str:
     return "all" if names is None else ", ".join(names) or "none"
 
 
+def _minute(at_ms: int) -> str:
+    """A time of this host's zone, whose name has no room in 80 columns."""
+    return local_time(at_ms / 1000, "minutes")[: len("2026-11-22 02:00")]
+
+
 _COLUMNS: Final[Columns[_Listed]] = {
     Column("Key", is_whole=True): lambda one: one[0],
     Column("Tenant", is_whole=True): lambda one: one[1].tenant,
@@ -46,9 +51,7 @@ _COLUMNS: Final[Columns[_Listed]] = {
     Column("Name"): lambda one: one[1].name,
     Column("Models"): lambda one: _allowed(one[1].models),
     Column("Classes"): lambda one: _allowed(one[1].classes),
-    Column("Created", is_whole=True): lambda one: local_time(one[1].created_ms / 1000, "minutes")[
-        :16
-    ],
+    Column("Created", is_whole=True): lambda one: _minute(one[1].created_ms),
 }
 
 

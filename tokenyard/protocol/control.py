@@ -296,7 +296,7 @@ def parse_order(fields: Mapping[bytes, bytes]) -> Order | None:
 # Commands are sent on the stream ``control``; each controller reads all of it and carries out those
 # for its workers. The roster shows the effect; acknowledgements are for a caller that waits.
 
-Verb = Literal["load", "unload", "sleep", "wake", "reset", "drain", "stop", "check"]
+Verb = Literal["load", "unload", "sleep", "wake", "drain", "stop", "check"]
 
 
 class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):

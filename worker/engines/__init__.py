@@ -129,9 +129,6 @@ class Engine(Protocol):
     def wake(self) -> None:
         """Wake from sleep, and reload the weights if they were dropped."""
 
-    def reset(self) -> None:
-        """Clear the prefix cache."""
-
     def reload(self, path: str) -> None:
         """Load the weights of the checkpoint in the folder ``path``; "": the model's own.
 

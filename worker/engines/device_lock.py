@@ -12,7 +12,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -35,17 +35,13 @@ class DeviceLock:
         self._patience_s = patience_s
         self._is_inside = False
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> AbstractContextManager[None]:
         """Hold the lock alone."""
-        with self._taken(fcntl.LOCK_EX):
-            yield
+        return self._taken(fcntl.LOCK_EX)
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self) -> AbstractContextManager[None]:
         """Hold the lock together with other shared holders."""
-        with self._taken(fcntl.LOCK_SH):
-            yield
+        return self._taken(fcntl.LOCK_SH)
 
     @contextmanager
     def _taken(self, kind: int) -> Iterator[None]:

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Backend
 from worker.engines.checkpoints import check_fit
+from worker.engines.cpu_features import missing_here
 from worker.engines.device_lock import lock_of_gpu
 from worker.engines.devices import find_device, own_gpu, visible_environment
 from worker.engines.simulated.backend import SimulatedBackend
-from worker.engines.simulated.backend import check_weights as check_simulated
+from worker.engines.simulated.engine import check_weights as check_simulated
 from worker.engines.simulated.speed import SpeedModel
 from worker.engines.vllm.backend import Groups, VllmBackend
 from worker.engines.vllm.environment import (
     engine_environment,
+    engine_modules,
     requested_threads,
     set_environment,
 )
@@ -41,15 +43,23 @@ def is_on_cpu(settings: WorkerSettings) -> bool:
     return name == "cpu"
 
 
-def prepare_environment(settings: WorkerSettings) -> None:
-    """Set the variables that all processes of a host share; call before any import of torch.
+def prepare_host(settings: WorkerSettings) -> list[str]:
+    """Set the environment that all processes share; returns what their fork-server imports.
 
-    Every process sees all devices (except MIG instances); its backend knows its own.
+    Call it before any import of torch. Every process sees all devices (except MIG instances); its
+    backend knows its own. No module touches a device: a process with a CUDA context must never
+    fork.
     """
     if settings.engine == "simulated":
-        return
+        return ["worker.process.main", "worker.engines.simulated.engine"]
+    on_cpu = is_on_cpu(settings)
     os.environ.update(visible_environment(settings))
-    set_environment(engine_environment(cpu=is_on_cpu(settings)))
+    set_environment(engine_environment(cpu=on_cpu))
+    if on_cpu and missing_here():
+        # vLLM's import would kill the fork-server. The processes report why.
+        return ["worker.process.main"]
+    engine = engine_modules(cpu=on_cpu)
+    return ["worker.process.main", *engine, "worker.engines.preloaded"]
 
 
 def make_backend(settings: WorkerSettings, device: int, groups: Groups | None = None) -> Backend:

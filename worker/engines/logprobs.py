@@ -104,16 +104,14 @@ def with_scores(
     rows = zip(params.prompt_logprob_token_ids or (), scores, strict=False)
     for at, (ids, row) in enumerate(rows, first):
         named = [(token, score) for token, score in zip(ids, row, strict=False) if token >= 0]
-        bare: dict[str, Any] = {
-            "token": tokens[at],
-            "logprob": None,
-            "rank": None,
-            "decoded": None,
-            "top": [],
-        }
         found = [{"token": token, "logprob": max(float(one), FLOOR)} for token, one in named]
-        out[at] = {**(out[at] or bare), "scores": found}
+        out[at] = {**(out[at] or unknown(tokens[at])), "scores": found}
     return out
+
+
+def unknown(token: int) -> dict[str, Any]:
+    """The entry of a token of which no probability is known."""
+    return {"token": token, "logprob": None, "rank": None, "decoded": None, "top": []}
 
 
 def _plain(token: int, one: Logprob) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def choose_way(params: SamplingParams, *, published: bool, can_show_text: bool) 
     """Choose how to begin; ``can_show_text``: `TextStream` works or is not needed."""
     if not published:
         return Way.FRESH
-    if has_history(params) or _is_seeded(params) or not can_show_text:
+    is_seeded = params.seed is not None and params.temperature > 0
+    if has_history(params) or is_seeded or not can_show_text:
         return Way.AGAIN
     return Way.BEHIND
 
@@ -65,10 +66,6 @@ def has_history(params: SamplingParams) -> bool:
         or params.presence_penalty
         or params.frequency_penalty
     )
-
-
-def _is_seeded(params: SamplingParams) -> bool:
-    return params.seed is not None and params.temperature > 0
 
 
 def derive_seed(*parts: object) -> int:

@@ -153,7 +153,7 @@ class GroupExecutor(Executor):
         if current_platform.is_cpu() and self.parallel_config.pipeline_parallel_size > 1:
             # Without compilation the CPU worker has no warm-up, and then a later stage has no
             # buffer for the output of the earlier one.
-            self.collective_rpc("execute_dummy_batch")
+            self.execute_dummy_batch()
 
     def collective_rpc(
         self,
@@ -189,13 +189,11 @@ class GroupExecutor(Executor):
         """Sample the tokens of the last step."""
         return self._step("sample_tokens", grammar_output, non_block)
 
-    def execute_dummy_batch(self) -> None:
-        """Run a step without requests."""
-        self._ask_output_rank("execute_dummy_batch")
-
     def take_draft_token_ids(self) -> Any:
         """The tokens that the draft model proposes."""
-        return self._ask_output_rank("take_draft_token_ids")
+        timeout = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+        rank = self._output_rank
+        return self.collective_rpc("take_draft_token_ids", timeout, unique_reply_rank=rank)
 
     def check_health(self) -> None:
         """Raise the error that broke the group, or `TimeoutError` if a follower is silent."""
@@ -233,10 +231,6 @@ class GroupExecutor(Executor):
         error = step.exception()
         if error is not None:
             self._link.mark_broken(str(error))
-
-    def _ask_output_rank(self, method: str) -> Any:
-        timeout = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
-        return self.collective_rpc(method, timeout, unique_reply_rank=self._output_rank)
 
     def _fetch(self, own: Any, number: int, answers: int | None, until: float | None) -> Any:
         if self._calls is None:

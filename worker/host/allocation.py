@@ -55,21 +55,17 @@ class Replace:
 Step = Release | GiveWay | TakeUp | Replace
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Settings of the operator."""
-
-    sleepers: int = 0
-
-
 def next_steps(
     members: Sequence[WorkerProcessHandle],
     goals: Mapping[int, Goal | None],
-    rules: Rules,
+    sleepers: int,
     suspended: Collection[int] = (),
 ) -> list[Step]:
-    """The next steps on all devices; those in ``suspended`` are released for a while."""
-    host = _Host(members, goals, rules, suspended)
+    """The next steps on all devices; those in ``suspended`` are released for a while.
+
+    On each device ``sleepers`` engines may sleep beside the active one.
+    """
+    host = _Host(members, goals, sleepers, suspended)
     steps: list[Step] = []
     for device in goals:
         steps += host.clear(device)
@@ -86,11 +82,11 @@ class _Host:
         self,
         members: Sequence[WorkerProcessHandle],
         goals: Mapping[int, Goal | None],
-        rules: Rules,
+        sleepers: int,
         suspended: Collection[int],
     ) -> None:
         self._goals = goals
-        self._rules = rules
+        self._sleepers = sleepers
         self._suspended = suspended
         self._on: dict[int, list[WorkerProcessHandle]] = {device: [] for device in goals}
         for member in members:
@@ -100,15 +96,13 @@ class _Host:
         """Release a model that the device should not hold."""
         goal = self._goals[device]
         for holder in self._holders(device):
-            if goal and fits(holder, goal) and not self._must_go(holder):
+            must_go = device in self._suspended or self._must_end(holder)
+            if goal and fits(holder, goal) and not must_go:
                 continue
             if holder.state is State.READY:
                 yield Release(holder)
             elif holder.state is State.DRAINED or holder.is_overdue:
                 yield self._end(holder, goal)
-
-    def _must_go(self, holder: WorkerProcessHandle) -> bool:
-        return holder.device in self._suspended or self._must_end(holder)
 
     def _must_end(self, holder: WorkerProcessHandle) -> bool:
         """Whether it, or another member of its group, must end."""
@@ -161,8 +155,9 @@ class _Host:
     def _choose(self, device: int, goal: Goal) -> WorkerProcessHandle | None:
         """The process of a device for the goal's model; never one with a gross leak."""
         others = [member for member in self._on[device] if not member.is_retiring]
+        is_alone = len(goal.devices) == 1
         for member in others:
-            if member.state is State.ASLEEP and member.spec is goal.spec and _is_alone(goal):
+            if member.state is State.ASLEEP and member.spec is goal.spec and is_alone:
                 return member
         warm = [member for member in others if member.state is State.WARM]
         sound = [member for member in warm if member.leak is Verdict.SOUND]
@@ -186,15 +181,10 @@ class _Host:
             if one.state in (State.WARM, State.WARMING)
             or (one.state is State.ASLEEP and one.spec is goal.spec)
         ]
-        return bool(heirs) and len(asleep) < self._rules.sleepers
+        return bool(heirs) and len(asleep) < self._sleepers
 
 
 def fits(holder: WorkerProcessHandle, goal: Goal) -> bool:
     """Whether it holds the goal's model, or is about to."""
-    devices = holder.group.devices if holder.group else (holder.device,)
     is_leaving = holder.state in (State.DRAINING, State.DRAINED, State.UNLOADING)
-    return holder.spec is goal.spec and devices == goal.devices and not is_leaving
-
-
-def _is_alone(goal: Goal) -> bool:
-    return len(goal.devices) == 1
+    return holder.spec is goal.spec and holder.devices == goal.devices and not is_leaving

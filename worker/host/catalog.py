@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -79,11 +80,9 @@ class HostEntry:
         """A model was loaded in ``load_s``."""
         self._failed.pop(name, None)
         self._lost.discard(name)
-        model = self._models[name]
-        self._models[name] = msgspec.structs.replace(
-            model, load_s=load_s or model.load_s, fault="", faulted_ms=0, faults=0
-        )
+        self._show(name, fault="", faulted_ms=0, faults=0)
         if load_s:
+            self._show(name, load_s=load_s)
             self.came(name, load_s)
 
     def forgive(self, weights_of: Callable[[str], str]) -> set[str]:
@@ -91,9 +90,7 @@ class HostEntry:
         found = {name for name, weights in self._failed.items() if weights_of(name) != weights}
         for name in found:
             del self._failed[name]
-            self._models[name] = msgspec.structs.replace(
-                self._models[name], fault="", faulted_ms=0, faults=0
-            )
+            self._show(name, fault="", faulted_ms=0, faults=0)
         return found
 
     def came(self, name: str, seconds: float) -> None:
@@ -107,8 +104,10 @@ class HostEntry:
         self._note_swap(name)
 
     def _note_swap(self, name: str) -> None:
-        swap_s = self._came_s.get(name, 0.0) + self._gone_s.get(name, 0.0)
-        self._models[name] = msgspec.structs.replace(self._models[name], swap_s=swap_s)
+        self._show(name, swap_s=self._came_s.get(name, 0.0) + self._gone_s.get(name, 0.0))
+
+    def _show(self, name: str, **fields: Any) -> None:
+        self._models[name] = msgspec.structs.replace(self._models[name], **fields)
 
     def load_failed(
         self, name: str, reason: str, weights: str = "", *, is_lost: bool = False
@@ -122,10 +121,8 @@ class HostEntry:
             self._lost.add(name)
             return
         self._failed[name] = weights
-        model = self._models[name]
-        self._models[name] = msgspec.structs.replace(
-            model, fault=reason, faulted_ms=clock.wall_ms(), faults=model.faults + 1
-        )
+        faults = self._models[name].faults + 1
+        self._show(name, fault=reason, faulted_ms=clock.wall_ms(), faults=faults)
 
 
 def _model_info(spec: ModelSpec) -> ModelInfo:

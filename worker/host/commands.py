@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tokenyard.protocol.control import (
-    Acknowledgement,
     Command,
     Order,
     Verb,
@@ -23,7 +22,6 @@ from worker.host.allocation import Goal, fits
 from worker.host.pool import Pool
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
-from worker.messages import ResetPrefixCache
 from worker.models import ModelSpec
 from worker.process.stream_reader import StreamReader
 
@@ -35,6 +33,8 @@ _COMPLETES: dict[State, Verb] = {State.WARM: "unload", State.ASLEEP: "sleep"}
 _OF_MODELS: frozenset[Verb] = frozenset({"load", "unload", "sleep", "wake"})
 #: Commands that the end of a process completes.
 _ENDS: frozenset[Verb] = frozenset({"drain", "stop"})
+#: Commands for a process that may have become another incarnation since they were sent.
+_OF_PROCESSES: frozenset[Verb] = _ENDS | {"check"}
 
 
 class CommandError(Exception):
@@ -52,40 +52,46 @@ class PendingCommand:
 
 
 class CommandHandler:
-    """Runs commands and reports the outcome of each by ``acknowledge(entry, outcome)``."""
+    """Runs commands and reports the outcome of each.
+
+    ``acknowledge(entry, worker, reason)`` reports it; the reason is empty if the command is done.
+    """
 
     def __init__(
         self,
+        settings: WorkerSettings,
         pool: Pool,
         catalog: Mapping[str, ModelSpec],
-        acknowledge: Callable[[str, Acknowledgement], None],
+        acknowledge: Callable[[str, str, str], None],
     ) -> None:
+        self._settings = settings
         self._pool = pool
         self._catalog = catalog
         self._acknowledge = acknowledge
         self._pending: list[PendingCommand] = []
 
     def run(self, entry: str, command: Command) -> None:
-        """Begin a command, if it is for a worker of this host.
-
-        Commands that end a process also match its earlier incarnations: it may have a new one
-        since the command was sent.
-        """
+        """Begin a command, if it is for a worker of this host."""
         for member in self._pool.members:
-            is_former = command.verb in _ENDS and command.worker in member.former
+            is_former = command.verb in _OF_PROCESSES and command.worker in member.former
             if member.worker == command.worker or is_former:
                 log.info("%s: %s %s: %s", command.worker, command.verb, command.model, command.why)
                 self._begin(entry, command, member)
 
     def _begin(self, entry: str, command: Command, member: WorkerProcessHandle) -> None:
+        if command.verb == "check":  # in a thread of its own: a file system may be slow
+            threading.Thread(
+                target=self._check, args=(entry, command), name="check", daemon=True
+            ).start()
+            return
         try:
             target = self._do(command, member)
         except CommandError as error:
             log.warning("%s: %s: %s", command.worker, command.verb, error)
-            self._report(entry, command.worker, str(error))
+            self._acknowledge(entry, command.worker, str(error))
             return
         if target is None:
-            self._report(entry, command.worker, "")
+            self._acknowledge(entry, command.worker, "")
         else:
             self._pending.append(PendingCommand(entry, command.worker, command.verb, target))
 
@@ -102,11 +108,7 @@ class CommandHandler:
                 return self._unload(member)
             case "sleep":
                 return self._sleep(command, member)
-            case "reset":
-                return self._reset(member)
-            case "check":
-                raise CommandError("a check is answered elsewhere")
-            case "drain" | "stop":
+            case _:  # drain, stop
                 self._pool.close(member, at_once=command.verb == "stop")
                 return member.name if member.process else None
 
@@ -168,7 +170,7 @@ class CommandHandler:
             self._pool.give_way(member)
         else:
             self._forget_release(member)
-            self._pool.aim(None, member.group.devices if member.group else [member.device])
+            self._pool.aim(None, member.devices)
             self._forget_replaced()
         return member.name
 
@@ -181,11 +183,26 @@ class CommandHandler:
         self._forget_replaced()
         return member.name
 
-    def _reset(self, member: WorkerProcessHandle) -> str:
-        if member.state is not State.READY:
-            raise CommandError(f"it is not ready, it is {member.state.value}")
-        member.send(ResetPrefixCache())
-        return member.name
+    def _check(self, entry: str, command: Command) -> None:
+        """Report whether this host can load other weights for a model, before it tries."""
+        reason = self._why_unfit(command)
+        if reason:
+            log.warning("%s: check %s: %s", command.worker, command.model, reason)
+        self._acknowledge(entry, command.worker, reason)
+
+    def _why_unfit(self, command: Command) -> str:
+        spec = self._catalog.get(command.model)
+        if spec is None:
+            return f"{command.model!r} is not in the models file of this host"
+        try:
+            check_weights(self._settings, spec, command.weights)
+        except Unsupported as error:
+            return str(error)
+        except OSError as error:
+            return f"{command.weights}: {error.strerror or error}"
+        except Exception as error:  # noqa: BLE001  # of a hostile file; the sender waits for an answer
+            return f"{command.weights}: {type(error).__name__}: {error}"
+        return ""
 
     # Outcomes
 
@@ -202,62 +219,41 @@ class CommandHandler:
         verb = _COMPLETES.get(member.state)
         self._settle(lambda one: one.target == member.name and one.verb == verb)
 
-    def done(self, member: WorkerProcessHandle) -> None:
-        """A process has run a command that changes no state."""
-        self._settle_next(member, "reset")
-
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
-        """A process has refused a command; one that cannot sleep is being unloaded."""
-        sleeps = member.state is State.UNLOADING
-        self._settle_next(member, "sleep" if sleeps else "reset", reason)
+        """A process cannot sleep; it is being unloaded."""
+        self._settle(lambda one: one.target == member.name and one.verb == "sleep", reason)
 
     def died(self, member: WorkerProcessHandle, reason: str) -> None:
         """A process has ended, which completes some commands and fails the others."""
         self._settle(lambda one: one.target == member.name and one.verb in _ENDS)
         self._settle(lambda one: one.target == member.name, f"the process died: {reason}")
 
-    def _settle_next(self, member: WorkerProcessHandle, verb: Verb, reason: str = "") -> None:
-        """Settle the oldest such command: a process answers in order."""
-        pending = (one for one in self._pending if one.target == member.name and one.verb == verb)
-        oldest = next(pending, None)
-        self._settle(lambda one: one is oldest, reason)
-
     def _settle(self, is_meant: Callable[[PendingCommand], bool], reason: str = "") -> None:
         settled = [one for one in self._pending if is_meant(one)]
         self._pending = [one for one in self._pending if one not in settled]
         for one in settled:
-            self._report(one.entry, one.worker, reason)
-
-    def _report(self, entry: str, worker: str, reason: str) -> None:
-        self._acknowledge(entry, Acknowledgement(worker=worker, done=not reason, reason=reason))
+            self._acknowledge(one.entry, one.worker, reason)
 
 
 # Reads the control stream: a thread that hands commands and signals to its controller.
 
-#: Most entries of one read.
-COUNT = 100
-
 
 class CommandReader(StreamReader):
-    """Calls ``take`` with the entry id of every command and signal of the stream.
+    """Calls ``put`` with every command and signal of the stream, and its entry id.
 
     It reads the stream from its start: old commands are for workers that are gone, since names with
     incarnations never repeat, and skipping them could miss a command for a worker that joins before
-    the first read. ``on_return`` is called after an outage: the server may have lost writes.
+    the first read. ``put`` gets None after an outage: the server may have lost writes.
     """
-
-    count = COUNT
 
     def __init__(
         self,
         yard: Yard,
-        take: Callable[[str, Command | Order], None],
-        on_return: Callable[[], None],
+        put: Callable[[tuple[str, Command | Order] | None], None],
         block_ms: int,
     ) -> None:
         super().__init__(yard.connection, yard.keys.control, block_ms, "control")
-        self._give = take
-        self._on_return = on_return
+        self._put = put
         self._is_cut_off = False
 
     def run_once(self) -> None:
@@ -265,7 +261,7 @@ class CommandReader(StreamReader):
         super().run_once()
         if self._is_cut_off:
             self._is_cut_off = False
-            self._on_return()
+            self._put(None)
 
     def _on_outage(self) -> None:
         self._is_cut_off = True
@@ -275,48 +271,4 @@ class CommandReader(StreamReader):
         if said is None:
             log.error("entry %s of the control stream is neither a command nor a signal", entry)
         else:
-            self._give(entry, said)
-
-
-# Checks whether this host can load other weights for a model, before it tries.
-
-
-class WeightsCheck:
-    """Checks checkpoints, each in its own thread: a file system may be slow."""
-
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        catalog: Mapping[str, ModelSpec],
-        acknowledge: Callable[[str, Acknowledgement], None],
-    ) -> None:
-        self._settings = settings
-        self._catalog = catalog
-        self._acknowledge = acknowledge
-
-    def begin(self, entry: str, command: Command) -> None:
-        """Start a check; it acknowledges the command when it is done."""
-        threading.Thread(
-            target=self._answer, args=(entry, command), name="check", daemon=True
-        ).start()
-
-    def _answer(self, entry: str, command: Command) -> None:
-        reason = self._why_not(command)
-        if reason:
-            log.warning("%s: check %s: %s", command.worker, command.model, reason)
-        said = Acknowledgement(worker=command.worker, done=not reason, reason=reason)
-        self._acknowledge(entry, said)
-
-    def _why_not(self, command: Command) -> str:
-        spec = self._catalog.get(command.model)
-        if spec is None:
-            return f"{command.model!r} is not in the models file of this host"
-        try:
-            check_weights(self._settings, spec, command.weights)
-        except Unsupported as error:
-            return str(error)
-        except OSError as error:
-            return f"{command.weights}: {error.strerror or error}"
-        except Exception as error:  # noqa: BLE001  # of a hostile file; the sender waits for an answer
-            return f"{command.weights}: {type(error).__name__}: {error}"
-        return ""
+            self._put((entry, said))

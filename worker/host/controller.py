@@ -8,6 +8,8 @@ process dies.
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import queue
 import signal
 import threading
@@ -18,6 +20,7 @@ import redis
 from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.broker.outage import Outage
+from tokenyard.process.embedding import ServiceAddress, started_address
 from tokenyard.process.service_manager import ServiceManager
 from tokenyard.protocol.control import (
     Acknowledgement,
@@ -26,7 +29,7 @@ from tokenyard.protocol.control import (
     Order,
     decode_desired,
 )
-from tokenyard.protocol.errors import StartFailed
+from tokenyard.protocol.errors import SettingsError, StartFailed
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
@@ -38,7 +41,7 @@ from tokenyard.telemetry.tracing import Tracer
 from worker.engines.devices import with_device
 from worker.host.allocation import Goal, fits
 from worker.host.catalog import HostEntry, read_catalog
-from worker.host.commands import CommandHandler, CommandReader, WeightsCheck
+from worker.host.commands import CommandHandler, CommandReader
 from worker.host.diagnosis import FailedStart
 from worker.host.membership import Membership
 from worker.host.metrics import HostMetrics
@@ -52,15 +55,19 @@ from worker.host.start_failures import StartFailures
 from worker.messages import (
     CommandRefused,
     Done,
+    EngineCommand,
     Fenced,
     Heartbeat,
     LaneReleased,
-    Paused,
     Serve,
     ToController,
 )
 
 log = logging.getLogger("tokenyard.worker.controller")
+
+#: From another thread: a command or signal and its entry id; a worker that has lost its lease; or
+#: None when the server is back and may have lost writes.
+Received = tuple[str, Command | Order] | str | None
 
 
 class Controller:
@@ -75,17 +82,13 @@ class Controller:
         self._keys = keys = Keys(settings.yard)
         self._scripts = Scripts(Yard(self._connection, keys))
         self._host = HostEntry(settings, self._catalog)
-        self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._received: queue.SimpleQueue[tuple[str, Command | Order] | None] = queue.SimpleQueue()
-        self._membership = Membership(self._scripts, settings.lease_ms, self._lose)
+        self._received: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self._membership = Membership(self._scripts, settings.lease_ms, self._put)
         timeout_s = settings.block_ms / 1000 + BLOCK_MARGIN_S
         listening = open_connection(settings.redis_url, timeout_s=timeout_s, retries=0)
-        self._reader = CommandReader(
-            Yard(listening, keys), self._take_in, lambda: self._put(None), settings.block_ms
-        )
+        self._reader = CommandReader(Yard(listening, keys), self._put, settings.block_ms)
         self._pool = Pool(settings, self)
-        self._commands = CommandHandler(self._pool, self._catalog, self._acknowledge)
-        self._check = WeightsCheck(settings, self._catalog, self._acknowledge)
+        self._commands = CommandHandler(settings, self._pool, self._catalog, self._acknowledge)
         self._reconciler = StateReconciler(self._pool, self._read_desired, self._acknowledge)
         Tracer("", "", settings.otlp_endpoint).check()  # once here, not in each process
         self._outage = Outage(log, "joining the yard")
@@ -151,7 +154,7 @@ class Controller:
 
     def run_once(self) -> None:
         """One turn: run commands, register workers, and let the pool take its turn."""
-        self._run_commands()
+        self._take_received()
         self._join_all()
         self._reconcile_all()
         self._pool.run_once()
@@ -189,8 +192,6 @@ class Controller:
 
         A process in a crash loop is registered too, so that everybody sees that it has failed.
         """
-        while not self._lost.empty():
-            self._leave_behind(self._lost.get())
         for member in self._pool.members:
             is_shown = member.process is not None or member.is_in_crash_loop
             if (member.worker and not member.has_released_lane) or not is_shown:
@@ -245,10 +246,6 @@ class Controller:
                 log.warning("%s was fenced; joins again", worker)
                 self._membership.forget(worker)
                 member.set_worker("")
-
-    def _lose(self, worker: str) -> None:
-        self._lost.put(worker)
-        self._pool.wakeup.set()
 
     def _entry(self, member: WorkerProcessHandle) -> WorkerInfo:
         group = self._group_of(member)
@@ -320,8 +317,7 @@ class Controller:
             self._going[member.name] = member.spec.name
         goal = self._pool.goals[member.device]
         if goal and goal.spec is not member.spec and member.is_awake:
-            devices = member.group.devices if member.group else (member.device,)
-            self._swapped_ms.update(dict.fromkeys(devices, clock.wall_ms()))
+            self._swapped_ms.update(dict.fromkeys(member.devices, clock.wall_ms()))
 
     def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
         """See `PoolListener`; its lane is released immediately."""
@@ -360,35 +356,27 @@ class Controller:
                 self._leave_behind(worker)
             case LaneReleased(worker) if worker == member.worker:
                 member.has_released_lane = True
-            case Paused(mode):
-                member.observed.rests(mode)
-            case Done(errand) if not member.observed.has_done(errand):
-                self._commands.done(member)
-            case CommandRefused(reason, errand):
+            case Done(errand):
+                member.observed.did(errand)
+            case CommandRefused(reason, EngineCommand() as errand):
                 log.error("%s: %s", member.name, reason)
-                if errand is None or not member.observed.cannot(errand, reason):
-                    self._commands.refused(member, reason)
+                member.observed.cannot(errand, reason)
 
-    # Commands and signals
+    # Commands, signals and lost leases
 
-    def _take_in(self, entry: str, said: Command | Order) -> None:
-        self._put((entry, said))
-
-    def _put(self, said: tuple[str, Command | Order] | None) -> None:
-        self._received.put(said)
+    def _put(self, received: Received) -> None:
+        self._received.put(received)
         self._pool.wakeup.set()
 
-    def _run_commands(self) -> None:
+    def _take_received(self) -> None:
         while not self._received.empty():
             match self._received.get():
+                case str(worker):
+                    self._leave_behind(worker)
                 case None:
                     self._reconciler.mark_stale()
                 case entry, Order() as order:
                     self._reconciler.handle(entry, order)
-                case entry, Command(verb="check") as command:
-                    members = self._pool.members
-                    if any(command.worker in (one.worker, *one.former) for one in members):
-                        self._check.begin(entry, command)
                 case entry, Command() as command:
                     self._commands.run(entry, command)
 
@@ -396,8 +384,51 @@ class Controller:
         fields: Any = self._connection.hgetall(self._keys.desired)
         return decode_desired(fields)
 
-    def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
+    def _acknowledge(self, entry: str, worker: str, reason: str) -> None:
+        """Report that a command or signal is carried out, or the reason why it cannot be."""
+        outcome = Acknowledgement(worker=worker, done=not reason, reason=reason)
         try:
-            self._scripts.acknowledge(entry, what)
+            self._scripts.acknowledge(entry, outcome)
         except redis.RedisError as error:
             log.warning("command %s could not be acknowledged: %s", entry, error)
+
+
+# A controller in a process of another program, which reports when its workers are up.
+
+#: States of a worker that is up, with a single model.
+_HOLDING = frozenset({State.READY, State.ATTACHED})
+#: States of a worker that is up, with a models file: models load on demand.
+_WARM = frozenset({State.WARM, State.LOADING, *_HOLDING})
+
+
+class EmbeddedController(Controller):
+    """A controller that another thread can wait for."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        """Raises `SettingsError` in a daemonic process, which cannot have children."""
+        if multiprocessing.current_process().daemon:
+            raise SettingsError(
+                ["a controller starts processes, so its own must not be made with daemon=True"]
+            )
+        super().__init__(settings)
+        self._ready = threading.Event()
+
+    def run_once(self) -> None:
+        """Run one turn, then check whether every device has its worker."""
+        super().run_once()
+        if not self._ready.is_set() and self._is_up():
+            self._ready.set()
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        """Wait until every device has a worker that is up and in the yard."""
+        return clock.wait(self._ready, timeout_s)
+
+    def address(self) -> ServiceAddress:
+        """The address of this controller."""
+        workers = tuple(member.worker for member in self._pool.members if member.worker)
+        return started_address("worker", self._settings, os.getpid(), workers=workers)
+
+    def _is_up(self) -> bool:
+        wanted = _WARM if self._settings.models else _HOLDING
+        up = {one.device for one in self._pool.members if one.worker and one.state in wanted}
+        return up >= self._pool.goals.keys() - self._pool.closed

@@ -94,12 +94,11 @@ class HostMetrics:
 
     def heard(self, member: WorkerProcessHandle, beat: Heartbeat) -> None:
         """A process has sent a heartbeat."""
-        model = member.spec.name if member.spec else ""
         with self._lock:
-            self._inflight[member.name] = (model, beat.unfinished)
+            self._inflight[member.name] = (member.model, beat.unfinished)
             if beat.counts:
                 self._running[member.name] = beat.counts
-            self._engines.hear(member.name, model, beat.stats)
+            self._engines.hear(member.name, member.model, beat.stats)
 
     def changed(self, member: WorkerProcessHandle) -> None:
         """A process has changed its state; the time that took is observed once."""

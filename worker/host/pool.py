@@ -22,13 +22,12 @@ from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts import Why
 from worker.engines import RankGroup
-from worker.engines.host import prepare_host
+from worker.engines.loading import prepare_host
 from worker.host.allocation import (
     GiveWay,
     Goal,
     Release,
     Replace,
-    Rules,
     Step,
     TakeUp,
     fits,
@@ -76,7 +75,6 @@ class Pool:
         self.wakeup = WakeupPipe()
         self._settings = settings
         self._listener = listener
-        self._rules = Rules(settings.sleepers)
         self._watched_at = clock.monotonic()
         self._retries = LoadRetries(settings.backoff_s, settings.max_backoff_s)
         self._groups = PoolGroups(self.members)
@@ -174,7 +172,8 @@ class Pool:
     def _take_steps(self) -> None:
         """Take the next steps towards the goals, except for loads that pause after a failure."""
         self._retries.end_pauses()
-        for step in next_steps(self.members, self.goals, self._rules, self.suspended):
+        sleepers = self._settings.sleepers
+        for step in next_steps(self.members, self.goals, sleepers, self.suspended):
             if not (isinstance(step, TakeUp) and self._retries.is_paused(step.goal)):
                 self._carry_out(step)
 
@@ -278,7 +277,7 @@ class Pool:
             member.refused()
             member.unload()
             self._listener.changed(member)
-        self._listener.refused(member, reason)
+            self._listener.refused(member, reason)
 
     def _refused_load(self, member: WorkerProcessHandle, reason: str) -> None:
         """Give up the load, and replace the process: nobody knows what the load has left in it."""
@@ -409,7 +408,7 @@ class PoolListener(Protocol):
         """
 
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
-        """A process cannot run a command that has nothing to do with a goal."""
+        """A process cannot sleep; its model is being unloaded."""
 
     def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         """A process has sent a message that does not concern the pool."""

@@ -13,7 +13,6 @@ import os
 import signal
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Final
@@ -25,7 +24,7 @@ from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts import Why
 from worker.engines import EngineInfo, RankGroup
-from worker.host.diagnosis import FailedStart, Phase
+from worker.host.diagnosis import FailedStart
 from worker.host.fork_server import ForkServer
 from worker.host.leak import LeakRule, MemoryHistory, Verdict
 from worker.host.output import Output
@@ -46,7 +45,7 @@ from worker.messages import (
     Warm,
 )
 from worker.models import ModelSpec
-from worker.process.main import ProcessArguments, main
+from worker.process.main import main
 
 log = logging.getLogger("tokenyard.worker.pool")
 
@@ -63,44 +62,44 @@ class WorkerProcessHandle:
         self.name = name
         self.device = device
         self.state = State.DOWN
-        self.worker = ""  # its incarnation in the yard; "" for none
-        self.former: deque[str] = deque(maxlen=MOST_FORMER)  # earlier ones of this process
-        self.served = ""  # the incarnation whose lane it serves
-        self.has_released_lane = False  # that incarnation must leave the yard
-        self.observed = ObservedState()
-        self.spec: ModelSpec | None = None  # the model that it holds or is about to
-        self.group: RankGroup | None = None
-        self.engine: EngineInfo | None = None
-        self.process: BaseProcess | None = None
-        self.pipe: Connection | None = None
-        self.output: Output | None = None
         self.start_at = 0.0  # monotonic
         self.since = clock.wall()  # of its state
         self.phases_s: Mapping[str, float] = {}  # of the last timed change of state
-        self.last_words = ""  # what the process said of its end, or why it was killed
-        self.exit_cause: Why | None = None  # overrides what its exit status says
-        self.sleep_level = 0  # for its next sleep; 0: the model's own
-        self.is_retiring = False  # its process ends once it is idle
         self.is_last = False  # no process follows this one
-        self.tally = WorkerTotals()  # what its incarnation has published
         self.last_error = ""  # of its process or its engine
         self.last_error_ms = 0  # unix time of that
         self._settings = settings
         self._backoff = RestartBackoff(settings.backoff_s, settings.max_backoff_s)
-        self.memory = self._new_memory()
         self._started = 0.0
-        self._drain_since = 0.0
         self._heartbeat = Heartbeat(0, 0)
         self._moved = 0.0  # when it last made progress, or had no work
         self._entered = 0.0  # its state, monotonic
+        self._forget_process()
+
+    def _forget_process(self) -> None:
+        """Set what is known of a process to what holds before it starts."""
+        settings = self._settings
+        self.process: BaseProcess | None = None
+        self.pipe: Connection | None = None
+        self.output: Output | None = None
+        self.memory = MemoryHistory(LeakRule(settings.leak_tolerance, settings.leak_floor_mib))
+        self.spec: ModelSpec | None = None  # the model that it holds or is about to
+        self.group: RankGroup | None = None
+        self.engine: EngineInfo | None = None
+        self.worker = ""  # its incarnation in the yard; "" for none
+        self.former: deque[str] = deque(maxlen=MOST_FORMER)  # its earlier incarnations
+        self.served = ""  # the incarnation whose lane it serves
+        self.has_released_lane = False  # that incarnation must leave the yard
+        self.observed = ObservedState()
+        self.tally = WorkerTotals()  # what its incarnation has published
+        self.last_words = ""  # what it said of its end, or why it was killed
+        self.exit_cause: Why | None = None  # overrides what its exit status says
+        self.sleep_level = 0  # for its next sleep; 0: the model's own
+        self.is_retiring = False  # it ends once it is idle
 
     def __repr__(self) -> str:
         model = f" {self.spec.name}" if self.spec else ""
         return f"<{self.name} {self.state.value}{model}>"
-
-    def _new_memory(self) -> MemoryHistory:
-        settings = self._settings
-        return MemoryHistory(LeakRule(settings.leak_tolerance, settings.leak_floor_mib))
 
     # Commands of the pool
 
@@ -112,10 +111,8 @@ class WorkerProcessHandle:
         self.pipe, theirs = _server.Pipe()
         output, their_output = _server.Pipe(duplex=False)
         self.output = Output(output)
-        arguments = ProcessArguments(self._settings, self.device, log.getEffectiveLevel())
-        process = _server.Process(
-            target=main, args=(arguments, theirs, their_output), name=self.name
-        )
+        arguments = (self._settings, self.device, log.getEffectiveLevel(), theirs, their_output)
+        process = _server.Process(target=main, args=arguments, name=self.name)
         self._started = clock.monotonic()
         try:
             process.start()
@@ -260,6 +257,16 @@ class WorkerProcessHandle:
     # Queries
 
     @property
+    def model(self) -> str:
+        """The name of the model that it holds or is about to; "" for none."""
+        return self.spec.name if self.spec else ""
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Its device, or those of its group."""
+        return self.group.devices if self.group else (self.device,)
+
+    @property
     def pid(self) -> int:
         """The process id; 0 if none runs."""
         return (self.process.pid or 0) if self.process else 0
@@ -281,7 +288,7 @@ class WorkerProcessHandle:
     @property
     def is_overdue(self) -> bool:
         """Whether it has been draining for too long."""
-        drained_s = clock.monotonic() - self._drain_since
+        drained_s = clock.monotonic() - self._entered
         return self.state is State.DRAINING and drained_s > self._settings.drain_timeout_s
 
     @property
@@ -314,21 +321,45 @@ class WorkerProcessHandle:
         """Why the process died, or could not load its model, before it was of use; else None."""
         if self.exit_cause == "left" or self.state not in (State.WARMING, State.LOADING):
             return None
-        exited = ProcessExit.of(self.process, self.last_words)
+        status = self._exit_status()
         if self.output is not None:
             self.output.pass_on()
-        phase: Phase = "warming up" if self.state is State.WARMING else "loading the model"
-        return exited.failed_start(phase, self.output, self.spec.path if self.spec else "")
+        is_killed = status is not None and status < 0 and not self.last_words
+        return FailedStart(
+            "warming up" if self.state is State.WARMING else "loading the model",
+            signal=_signal_name(-status) if is_killed and status else "",
+            status=status,
+            said=self.last_words,
+            output=self.output.lines if self.output else (),
+            crash=self.output.crash if self.output else (),
+            model=self.spec.path if self.spec else "",
+        )
 
     def why_exited(self) -> tuple[Why, str]:
         """How the dead process ended: the cause for the yard, and the reason in words."""
-        return ProcessExit.of(self.process, self.last_words).why(self.exit_cause)
+        status = self._exit_status()
+        words = f": {self.last_words}" if self.last_words else ""
+        if status == UNKNOWN_STATUS and _is_alive(self.pid):
+            return self.exit_cause or "lost", f"its fork-server is gone{words}"
+        if status is None or status >= 0:
+            return self.exit_cause or "crashed", f"exit status {status}{words}"
+        is_killed = -status in _KILLS and not self.last_words
+        cause: Why = "lost" if is_killed else "crashed"
+        return self.exit_cause or cause, f"ended by {_signal_name(-status)}{words}"
 
-    def reap(self) -> int | None:
-        """Clean up after a dead process and plan the next start; returns its exit status."""
-        exited = ProcessExit.of(self.process, self.last_words)
+    def _exit_status(self) -> int | None:
+        """The status of a process that is dead or about to be; None if there is none."""
+        if self.process is None:
+            return None
+        self.process.join()
+        return self.process.exitcode
+
+    def reap(self) -> None:
+        """Clean up after a dead process and plan the next start."""
         if self.process is not None:
-            exited.kill_survivor()
+            if self._exit_status() == UNKNOWN_STATUS:  # it may only look dead
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
             self.process.close()
         if self.pipe is not None:
             self.pipe.close()
@@ -345,17 +376,6 @@ class WorkerProcessHandle:
         self._forget_process()
         self._enter(State.STOPPED if self.is_last else State.DOWN)
         self.start_at = clock.monotonic() + pause_s
-        return exited.status
-
-    def _forget_process(self) -> None:
-        self.output = None
-        self.process, self.pipe, self.engine, self.worker = None, None, None, ""
-        self.spec, self.group = None, None
-        self.memory = self._new_memory()
-        self.tally = WorkerTotals()
-        self.last_words, self.exit_cause, self.sleep_level, self.is_retiring = "", None, 0, False
-        self.observed, self.served, self.has_released_lane = ObservedState(), "", False
-        self.former.clear()
 
     def set_worker(self, worker: str) -> None:
         """Set its incarnation in the yard; "" for none."""
@@ -368,8 +388,6 @@ class WorkerProcessHandle:
         self._enter(State.STOPPED)
 
     def _enter(self, state: State) -> None:
-        if state is State.DRAINING:
-            self._drain_since = clock.monotonic()
         if state is not self.state:
             self.since = clock.wall()
         self.state = state
@@ -377,59 +395,10 @@ class WorkerProcessHandle:
         self._heartbeat = Heartbeat(0, 0, error=self._heartbeat.error)
 
 
-# How a worker process ended: its exit status, whose doing it was, and the reason in words.
-
 #: The status that multiprocessing reports when the fork-server can no longer say how it ended.
 UNKNOWN_STATUS: Final = 255
 #: Signals that come from outside, such as the kernel's when memory runs out.
 _KILLS: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessExit:
-    """The end of a process; ``status`` is None if it lives or never started."""
-
-    status: int | None
-    pid: int
-    last_words: str  # its own reason, or why it was killed
-
-    @classmethod
-    def of(cls, process: BaseProcess | None, last_words: str) -> ProcessExit:
-        """Wait for the end of a process that is dead or about to be."""
-        if process is None:
-            return cls(None, 0, last_words)
-        process.join()
-        return cls(process.exitcode, process.pid or 0, last_words)
-
-    def why(self, known: Why | None = None) -> tuple[Why, str]:
-        """The cause for the yard and the reason in words; ``known`` overrides the cause."""
-        words = f": {self.last_words}" if self.last_words else ""
-        if self.status == UNKNOWN_STATUS and _is_alive(self.pid):
-            return known or "lost", f"its fork-server is gone{words}"
-        if self.status is None or self.status >= 0:
-            return known or "crashed", f"exit status {self.status}{words}"
-        is_killed = -self.status in _KILLS and not self.last_words
-        cause: Why = "lost" if is_killed else "crashed"
-        return known or cause, f"ended by {_signal_name(-self.status)}{words}"
-
-    def failed_start(self, phase: Phase, output: Output | None, model: str) -> FailedStart:
-        """What is known of a process that ended before it was of any use."""
-        is_killed = self.status is not None and self.status < 0 and not self.last_words
-        return FailedStart(
-            phase,
-            signal=_signal_name(-self.status) if is_killed and self.status else "",
-            status=self.status,
-            said=self.last_words,
-            output=output.lines if output else (),
-            crash=output.crash if output else (),
-            model=model,
-        )
-
-    def kill_survivor(self) -> None:
-        """Kill a process that only looks dead because its fork-server was killed."""
-        if self.status == UNKNOWN_STATUS:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
 
 
 def _is_alive(pid: int) -> bool:

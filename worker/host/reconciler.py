@@ -15,7 +15,6 @@ import redis
 from tokenyard.broker.outage import Outage
 from tokenyard.protocol.control import (
     ALL,
-    Acknowledgement,
     DesiredState,
     DesiredStates,
     Order,
@@ -49,9 +48,12 @@ class StateReconciler:
         self,
         pool: Pool,
         read: Callable[[], DesiredStates],
-        acknowledge: Callable[[str, Acknowledgement], None],
+        acknowledge: Callable[[str, str, str], None],
     ) -> None:
-        """``read`` returns the desired states; it raises `redis.RedisError`."""
+        """``read`` returns the desired states; it raises `redis.RedisError`.
+
+        ``acknowledge(entry, worker, reason)`` reports the outcome of a signal.
+        """
         self._pool = pool
         self._read = read
         self._acknowledge = acknowledge
@@ -72,9 +74,8 @@ class StateReconciler:
         log.info("signal %s: %s %s %s", entry, order.signal, order.scope, order.why)
         self.mark_stale()
         for member in self._pool.members:
-            model = member.spec.name if member.spec else ""
-            is_meant = order.scope in (ALL, model_scope(model), worker_scope(member.name))
-            self._unanswered[member.name].append((entry, order, is_meant))
+            scopes = (ALL, model_scope(member.model), worker_scope(member.name))
+            self._unanswered[member.name].append((entry, order, order.scope in scopes))
 
     def mark_stale(self) -> None:
         """The desired states may have changed."""
@@ -99,7 +100,7 @@ class StateReconciler:
 
     def wanted(self, member: WorkerProcessHandle) -> DesiredState:
         """The desired state of a process with its present model."""
-        return self._desired_of(member.name, member.spec.name if member.spec else "")
+        return self._desired_of(member.name, member.model)
 
     def _desired_of(self, name: str, model: str) -> DesiredState:
         return self._desired.of(name, model) if self._desired else DesiredState()
@@ -128,7 +129,7 @@ class StateReconciler:
                 observed.asked = step
                 member.send(step)
         observed.run_state = self._run_state(member, wanted)
-        self._conclude(member, wanted)
+        self._conclude(member, wanted, self._desired.changed)
         is_news = observed.as_shown != observed.shown
         observed.shown = observed.as_shown
         return is_news
@@ -193,43 +194,29 @@ class StateReconciler:
             return is_right and observed.run_state == wanted.run_state
         return member.state not in _PASSING and observed.run_state == wanted.run_state
 
-    def _conclude(self, member: WorkerProcessHandle, wanted: DesiredState) -> None:
+    def _conclude(self, member: WorkerProcessHandle, wanted: DesiredState, changed: str) -> None:
         """Acknowledge the signals whose outcome is final."""
-        if self._desired is None:
-            return
-        observed, changed = member.observed, self._desired.changed
+        observed = member.observed
         if self._is_in_accord(member, wanted):
             observed.obeyed = changed
         elif not (member.state in _CONTROLLABLE and observed.refused and self._is_fit(member)):
             return
         if not member.worker:
             return
-        if observed.refused:
-            self._complain(member, wanted, changed)
+        refusal = why_not(wanted, observed)
+        if refusal and observed.complained != changed and position(changed) <= self._since:
+            # Its sender waits for an answer, too: the signal came before this controller started.
+            observed.complained = changed
+            self._acknowledge(changed, member.worker, refusal)
         unanswered = self._unanswered[member.name]
         while unanswered and position(unanswered[0][0]) <= position(changed):
             entry, order, is_meant = unanswered.popleft()
             # Without an answer, a worker that refuses something would seem not to have finished.
             if is_meant or observed.refused:
-                self._answer(member, wanted, entry, order)
-
-    def _complain(self, member: WorkerProcessHandle, wanted: DesiredState, changed: str) -> None:
-        """Report a refusal to senders whose signal came before this controller started."""
-        if member.observed.complained != changed and position(changed) <= self._since:
-            member.observed.complained = changed
-            reason = why_not(wanted, member.observed)
-            self._acknowledge(
-                changed, Acknowledgement(worker=member.worker, done=False, reason=reason)
-            )
-
-    def _answer(
-        self, member: WorkerProcessHandle, wanted: DesiredState, entry: str, order: Order
-    ) -> None:
-        reason = why_not(wanted, member.observed) if _is_about(order, member) else ""
-        if reason:
-            log.warning("%s: %s: %s", member.worker, order.signal, reason)
-        done = Acknowledgement(worker=member.worker, done=not reason, reason=reason)
-        self._acknowledge(entry, done)
+                reason = refusal if _is_about(order, member) else ""
+                if reason:
+                    log.warning("%s: %s: %s", member.worker, order.signal, reason)
+                self._acknowledge(entry, member.worker, reason)
 
 
 def _is_about(order: Order, member: WorkerProcessHandle) -> bool:

@@ -37,7 +37,7 @@ def roster_entry(
     return WorkerInfo(
         name=member.name,
         state=_SHOWN.get(member.state, "failed"),
-        model=member.spec.name if member.spec else "",
+        model=member.model,
         revision=engine.revision if engine else "",
         engine=engine.engine if engine else "",
         engine_version=engine.engine_version if engine else "",

@@ -17,8 +17,6 @@ from worker.messages import (
     UnpauseEngine,
 )
 
-Ask = PauseEngine | EngineCommand
-
 
 @dataclass(slots=True)
 class ObservedState:
@@ -27,7 +25,7 @@ class ObservedState:
     paused: PauseMode | None = None  # None: running
     epoch: int | None = None
     weights: str = ""
-    asked: Ask | None = None  # the command that it has not answered yet
+    asked: EngineCommand | None = None  # the command that it has not answered yet
     refused: dict[EngineCommand, str] = field(default_factory=dict)  # refused commands, and why
     judged: str = ""  # id of the signal since which they are refused
     run_state: RunState = "RUNNING"  # as the roster shows it
@@ -44,32 +42,26 @@ class ObservedState:
         """What is left without the engine: a paused worker stays paused in the roster."""
         return ObservedState(run_state=self.run_state, obeyed=self.obeyed)
 
-    def rests(self, mode: PauseMode) -> None:
-        """It reports that nothing runs."""
-        if self.asked == PauseEngine(mode):
-            self.asked, self.paused = None, mode
-
-    def has_done(self, errand: EngineCommand) -> bool:
-        """It reports a command as done; returns whether that was the one asked here."""
+    def did(self, errand: EngineCommand) -> None:
+        """It reports a command as done; one that was replaced meanwhile does not count."""
         if self.asked != errand:
-            return False
+            return
         self.asked = None
         match errand:
+            case PauseEngine(mode):
+                self.paused = mode
             case UnpauseEngine():
                 self.paused = None
             case SetEpoch(epoch):
                 self.epoch = epoch
             case ReloadWeights(path):
                 self.weights = path
-        return True
 
-    def cannot(self, errand: EngineCommand, reason: str) -> bool:
-        """It refuses a command; returns whether that was the one asked here."""
-        if self.asked != errand:
-            return False
-        self.asked = None
-        self.refused[errand] = reason
-        return True
+    def cannot(self, errand: EngineCommand, reason: str) -> None:
+        """It refuses a command."""
+        if self.asked == errand:
+            self.asked = None
+            self.refused[errand] = reason
 
     def reset_refusals(self, changed: str) -> None:
         """Ask again, after a new signal, for what it refused."""
@@ -78,7 +70,7 @@ class ObservedState:
             self.refused.clear()
 
 
-def next_step(wanted: DesiredState, observed: ObservedState) -> Ask | None:
+def next_step(wanted: DesiredState, observed: ObservedState) -> EngineCommand | None:
     """The command for a process whose engine is up; None if it must answer first or is done.
 
     A process that cannot load its desired weights stays paused until others are desired: no
@@ -99,12 +91,8 @@ def is_fit(wanted: DesiredState, observed: ObservedState) -> bool:
 
 def why_not(wanted: DesiredState, observed: ObservedState) -> str:
     """Why a process cannot reach its desired state; "" if it can."""
-    reasons = [reason for errand, reason in observed.refused.items() if _is_wanted(errand, wanted)]
-    return "; ".join(reasons)
-
-
-def _is_wanted(errand: EngineCommand, wanted: DesiredState) -> bool:
-    return errand in (ReloadWeights(wanted.weights), SetEpoch(wanted.epoch))
+    steps = (ReloadWeights(wanted.weights), SetEpoch(wanted.epoch))
+    return "; ".join(reason for step, reason in observed.refused.items() if step in steps)
 
 
 def _rest(wanted: DesiredState, observed: ObservedState) -> PauseMode | None:
@@ -114,13 +102,13 @@ def _rest(wanted: DesiredState, observed: ObservedState) -> PauseMode | None:
     return "abort" if observed.weights != wanted.weights else None
 
 
-def _instead(asked: PauseEngine, rest: PauseMode | None) -> Ask | None:
+def _instead(asked: PauseEngine, rest: PauseMode | None) -> EngineCommand | None:
     if rest is None:
         return UnpauseEngine()
     return PauseEngine(rest) if rest != asked.mode else None
 
 
-def _differences(wanted: DesiredState, observed: ObservedState) -> Iterator[Ask]:
+def _differences(wanted: DesiredState, observed: ObservedState) -> Iterator[EngineCommand]:
     """The changes to make, in order: results must carry the right epoch and weights."""
     rest = _rest(wanted, observed)
     if rest is not None and observed.paused != rest:

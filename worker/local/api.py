@@ -24,9 +24,8 @@ from tokenyard.protocol.settings import DeviceName, EngineName, WorkerSettings
 from worker.engines.devices import with_device
 from worker.local.booking import Booking
 from worker.local.engine import EngineHandle
-from worker.local.pool import LocalPool
+from worker.local.pool import LocalPool, ProcessStatus
 from worker.local.requests import own_spec
-from worker.local.status import ProcessStatus
 from worker.models import ModelSpec, read_models
 
 DEFAULT_TIMEOUT_S: Final = 600.0

@@ -16,9 +16,8 @@ from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineInfo
 from worker.host.process_handle import WorkerProcessHandle
 from worker.local.request_batch import RequestBatch
-from worker.messages import AbortRequests, Serve, SubmitRequests
+from worker.messages import LOCAL, AbortRequests, Delivery, Serve
 from worker.models import ModelSpec
-from worker.process.pipe_session import LOCAL
 
 #: Requests per message: the engine starts on the first while others are in transit.
 _AT_ONCE: Final = 500
@@ -88,12 +87,8 @@ class Booking:
 
     def cut_off(self, reason: str) -> None:
         """Fail the unfinished requests of the engine of the old size."""
-        calls = {id(call): call for entry in self._finishing if (call := self._asked.get(entry))}
+        self._fail(self._finishing, reason)
         self._finishing.clear()
-        for call in calls.values():
-            for entry in call.assignments:
-                self._asked.pop(entry, None)
-            call.fail(EngineLost(f"{self.spec.name}: {reason}"))
 
     def ask(self, call: RequestBatch) -> None:
         """Accept requests; they wait while the engine loads."""
@@ -109,7 +104,7 @@ class Booking:
         """Cancel requests."""
         known = [entry for entry in entries if self._asked.pop(entry, None)]
         if known and self.leader and (self.is_serving or self._finishing):
-            self.leader.send(AbortRequests(known))
+            self.leader.send(AbortRequests(LOCAL, known))
 
     def take(self, replies: Iterable[tuple[str, Reply]]) -> None:
         """Pass replies to their requests."""
@@ -124,10 +119,15 @@ class Booking:
     def give_up_requests(self, reason: str) -> None:
         """Fail all unanswered requests."""
         self.is_serving = False
-        calls = {id(call): call for call in self._asked.values()}
-        self._asked.clear()
-        for call in calls.values():
-            call.fail(EngineLost(f"{self.spec.name}: {reason}"))
+        self._fail(list(self._asked), reason)
+
+    def _fail(self, entries: Iterable[str], reason: str) -> None:
+        """Fail the batches of these requests."""
+        for entry in entries:
+            if call := self._asked.get(entry):
+                for one in call.assignments:
+                    self._asked.pop(one, None)
+                call.fail(EngineLost(f"{self.spec.name}: {reason}"))
 
     def lose(self, reason: str) -> None:
         """Fail the requests that its dead process had; the others wait for the next process."""
@@ -162,4 +162,4 @@ class Booking:
 
 def _give(leader: WorkerProcessHandle, assignments: Sequence[Assignment]) -> None:
     for at in range(0, len(assignments), _AT_ONCE):
-        leader.send(SubmitRequests(assignments[at : at + _AT_ONCE]))
+        leader.send(Delivery(LOCAL, assignments[at : at + _AT_ONCE]))

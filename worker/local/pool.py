@@ -9,23 +9,24 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 
 from tokenyard import clock
 from tokenyard.protocol.errors import EngineLost, NoFreeDevice, TokenyardError, WaitTimeout
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts import Why
-from worker.engines import Unsupported
+from worker.engines import Memory, Unsupported
 from worker.host.allocation import Goal
 from worker.host.diagnosis import FailedStart
 from worker.host.pool import Pool
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
+from worker.host.roster_entry import roster_entry
 from worker.local.booking import Booking
 from worker.local.request_batch import RequestBatch
-from worker.local.status import ProcessStatus, process_status
 from worker.messages import Replies, ToController
 from worker.models import ModelSpec
 
@@ -199,7 +200,7 @@ class Bookings:
         free = [device for device, goal in self.pool.goals.items() if goal is None]
         ranks = booking.spec.ranks
         if len(free) < ranks:
-            raise self._full(booking.spec, free)
+            raise self._full(booking.spec, f"{ranks}", free)
         chosen = sorted(sorted(free, key=self._burden)[:ranks])
         self._all.append(booking)
         return self._aim(booking, chosen)
@@ -235,7 +236,7 @@ class Bookings:
             return booking.up
         free = [device for device in booking.devices if self.pool.goals[device] is None]
         if len(free) < len(booking.devices):
-            raise self._full(booking.spec, free)
+            raise self._full(booking.spec, f"{booking.spec.ranks}", free)
         return self._aim(booking, booking.devices)
 
     def resize(self, booking: Booking, spec: ModelSpec) -> Future[None]:
@@ -248,9 +249,7 @@ class Bookings:
         free = [device for device, goal in self.pool.goals.items() if goal is None]
         more = spec.ranks - len(booking.devices)
         if len(free) < more:
-            raise NoFreeDevice(
-                f"{spec.name} takes {more} more, {len(free)} free: {self._held()}; delete one first"
-            )
+            raise self._full(spec, f"{more} more", free)
         added = sorted(free, key=self._burden)[: max(0, more)]
         before, devices = booking.devices, (*booking.devices[: spec.ranks], *sorted(added))
         booking.resize(spec, devices)
@@ -292,16 +291,14 @@ class Bookings:
         is_warm = any(member.state is State.WARM for member in members)
         return self.pool.holder(device) is not None, not is_warm
 
-    def _full(self, spec: ModelSpec, free: Sequence[int]) -> NoFreeDevice:
-        return NoFreeDevice(
-            f"{spec.name} takes {spec.ranks}, {len(free)} free: {self._held()}; delete one first"
-        )
-
-    def _held(self) -> str:
-        """List in words which device holds which model."""
+    def _full(self, spec: ModelSpec, wanted: str, free: Sequence[int]) -> NoFreeDevice:
+        """The error that lists which device holds which model."""
         goals = self.pool.goals.items()
-        return ", ".join(
+        held = ", ".join(
             f"device {device} holds {goal.spec.name}" for device, goal in goals if goal
+        )
+        return NoFreeDevice(
+            f"{spec.name} takes {wanted}, {len(free)} free: {held}; delete one first"
         )
 
     def _has_devices(self, booking: Booking) -> bool:
@@ -369,7 +366,7 @@ class Bookings:
         return booking.miss(reason)
 
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
-        """See `PoolListener`; never called, because a program's pool sends no such commands."""
+        """Do nothing: an engine that cannot sleep is unloaded, and `wake` loads it."""
 
     def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
         """See `PoolListener`; passes replies to their engine."""
@@ -403,3 +400,46 @@ class Bookings:
 def _was(booking: Booking, spec: ModelSpec | None) -> bool:
     """Whether ``spec`` is the engine's old size, during a resize."""
     return booking.before is not None and booking.before.spec is spec
+
+
+# The status of a pool's processes, for its program.
+
+_MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process of a pool at its last change of state."""
+
+    name: str
+    device: int
+    state: str  # warming, warm, loading, ready, draining, asleep, unloading, attached, failed
+    model: str  # that it holds or loads; "" for none
+    pid: int  # 0 if no process runs
+    phases_s: Mapping[str, float]  # seconds by phase of its last warm-up, load, sleep or wake
+    memory: Memory | None  # bytes, measured after that change
+    baseline: Memory | None  # bytes when it was first warm
+    fault: str  # how the previous process died, until this one is warm
+
+    def __str__(self) -> str:
+        memory = f"{self.memory.scarce / _MIB:.0f} MiB" if self.memory else ""
+        phases = ", ".join(f"{phase} {took:.2f} s" for phase, took in self.phases_s.items())
+        start = f"{self.name:<10} device {self.device}  {self.state:<9}"
+        parts = [start, self.model, memory, phases, self.fault]
+        return "  ".join(part for part in parts if part).rstrip()
+
+
+def process_status(member: WorkerProcessHandle, fault: str) -> ProcessStatus:
+    """Make the status of a process; ``fault`` is how its predecessor died."""
+    is_new = member.state is State.DOWN and not fault  # about to start
+    return ProcessStatus(
+        name=member.name,
+        device=member.device,
+        state="warming" if is_new else roster_entry(member, "", [], 0).state,
+        model=member.model,
+        pid=member.pid,
+        phases_s=dict(member.phases_s),
+        memory=member.memory.now,
+        baseline=member.memory.baseline,
+        fault=fault,
+    )

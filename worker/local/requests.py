@@ -20,7 +20,7 @@ from tokenyard.protocol.wire import (
     chat_fields,
     pack_tokens,
 )
-from worker.models import AdapterSpec, ModelSpec
+from worker.models import ModelSpec
 
 #: Text, token ids, or chat messages.
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -45,14 +45,10 @@ def own_spec(spec: ModelSpec) -> ModelSpec:
     own = replace(
         own,
         path=_absolute(own.path),
-        adapters=tuple(_with_absolute_path(adapter) for adapter in own.adapters),
+        adapters=tuple(replace(one, path=_absolute(one.path)) for one in own.adapters),
     )
     make_requests(own, ["?"], {})  # validates its sampling parameters
     return own
-
-
-def _with_absolute_path(adapter: AdapterSpec) -> AdapterSpec:
-    return replace(adapter, path=_absolute(adapter.path))
 
 
 def _absolute(path: str) -> str:

@@ -20,13 +20,19 @@ from tokenyard.protocol.wire import Assignment
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.telemetry.tracing import Tracer
-from worker.engines import EngineInfo
+from worker.engines import EngineInfo, TokenDelta
+from worker.messages import LOCAL, Delivery, LeaseLost, Replies, Stale, ToProcess
 from worker.models import ModelSpec
-from worker.process.inbox import Delivery, InboxItem, LeaseLost, Stale
-from worker.process.outcomes import Aborted, Outcome, Run
+from worker.process.outcomes import (
+    Aborted,
+    Outcome,
+    Run,
+    delta_reply,
+    merge,
+    result_reply,
+)
 from worker.process.publisher import Publisher
 from worker.process.recent_results import RecentResults
-from worker.process.spans import EngineSpans
 from worker.process.stats import RunningStats
 from worker.process.stream_reader import StreamReader
 
@@ -38,20 +44,9 @@ log = logging.getLogger("tokenyard.worker.lane")
 class LaneSession(Protocol):
     """Where the assignments of one incarnation come from, and its right to publish."""
 
-    #: The generation epoch of the events that are made from now on.
-    epoch: int | None
-
-    @property
-    def worker(self) -> str:
-        """The incarnation."""
-
-    @property
-    def broker_time(self) -> BrokerTime:
-        """The clock that deadlines refer to."""
-
-    @property
-    def runs(self) -> dict[str, Run]:
-        """The requests that were taken and are unanswered, by lane entry."""
+    worker: str  # the incarnation
+    broker_time: BrokerTime  # the clock that deadlines refer to
+    runs: dict[str, Run]  # the requests that were taken and are unanswered, by lane entry
 
     @property
     def attempts(self) -> int:
@@ -60,8 +55,11 @@ class LaneSession(Protocol):
     def start(self) -> None:
         """Begin reading and publishing."""
 
-    def put(self, events: Sequence[Outcome]) -> None:
-        """Publish the events of one step; blocks while too many steps wait."""
+    def put(self, events: Sequence[Outcome], epoch: int | None = None) -> None:
+        """Publish the events of one step, made in this generation epoch.
+
+        Blocks while too many steps wait.
+        """
 
     def settle(self, aborted: Aborted) -> None:
         """Let the tenant of a cancelled request pay what was generated."""
@@ -82,17 +80,17 @@ class RedisLaneSession:
         spec: ModelSpec,
         info: EngineInfo,
         worker: str,
-        inbox: queue.SimpleQueue[InboxItem],
+        inbox: queue.SimpleQueue[ToProcess],
         *,
-        stats: RunningStats | None = None,
-        tracer: Tracer | None = None,
-        results: RecentResults | None = None,
+        stats: RunningStats,
+        tracer: Tracer,
+        results: RecentResults,
     ) -> None:
         """What is read goes into ``inbox``; ``results`` is shared by all sessions of an engine."""
         self.worker = worker
         self._settings = settings
         keys = Keys(settings.yard)
-        self._stats = stats = stats or RunningStats()
+        self._stats = stats
         stats.begin(info.model)
         self._publisher = Publisher(
             Scripts(Yard(self._connect(), keys), reply_maxlen=settings.reply_maxlen),
@@ -101,36 +99,19 @@ class RedisLaneSession:
             on_stale=lambda entry, charged: inbox.put(Stale(worker, entry, charged)),
             on_lost=lambda: inbox.put(LeaseLost(worker)),
             stats=stats,
-            spans=EngineSpans(tracer or Tracer("", ""), info, worker),
-            results=results or RecentResults(),
+            tracer=tracer,
+            results=results,
         )
+        self.runs = self._publisher.runs
         self._reader = LaneReader(
             Yard(self._connect(), keys),
             worker,
             lambda assignments: inbox.put(Delivery(worker, assignments)),
             lambda entry, charged: inbox.put(Stale(worker, entry, charged)),
             settings.block_ms,
-            sampling=spec.sampling,
+            spec.sampling,
         )
-
-    @property
-    def runs(self) -> dict[str, Run]:
-        """See `LaneSession`."""
-        return self._publisher.runs
-
-    @property
-    def epoch(self) -> int | None:
-        """See `LaneSession`."""
-        return self._publisher.epoch
-
-    @epoch.setter
-    def epoch(self, epoch: int | None) -> None:
-        self._publisher.epoch = epoch
-
-    @property
-    def broker_time(self) -> BrokerTime:
-        """See `LaneSession`."""
-        return self._reader.broker_time
+        self.broker_time = self._reader.broker_time
 
     @property
     def attempts(self) -> int:
@@ -142,9 +123,9 @@ class RedisLaneSession:
         self._publisher.start()
         self._reader.start()
 
-    def put(self, events: Sequence[Outcome]) -> None:
+    def put(self, events: Sequence[Outcome], epoch: int | None = None) -> None:
         """See `LaneSession`."""
-        self._publisher.put(events)
+        self._publisher.put(events, epoch)
 
     def settle(self, aborted: Aborted) -> None:
         """See `LaneSession`."""
@@ -163,6 +144,50 @@ class RedisLaneSession:
         """A connection without retries: reader and publisher retry and know when to give up."""
         timeout_s = self._settings.block_ms / 1000 + BLOCK_MARGIN_S
         return open_connection(self._settings.redis_url, timeout_s=timeout_s, retries=0)
+
+
+class PipeLaneSession:
+    """Requests and replies travel over the controller's pipe, which the main loop reads."""
+
+    worker = LOCAL
+    attempts = 0
+
+    def __init__(self, info: EngineInfo, send: Callable[[Replies], None]) -> None:
+        self.broker_time = BrokerTime()  # no broker: this machine's
+        self.runs: dict[str, Run] = {}
+        self._info = info
+        self._send = send
+
+    def start(self) -> None:
+        """There is no thread to start."""
+
+    def put(self, events: Sequence[Outcome], epoch: int | None = None) -> None:
+        """Send the replies of one step."""
+        now = clock.monotonic()
+        replies = []
+        for event in merge(events):
+            run = self.runs.get(event.key)
+            if run is None:
+                continue
+            if isinstance(event, TokenDelta):
+                run.first_token = run.first_token or now
+                replies.append((event.key, delta_reply(run, event)))
+            else:
+                del self.runs[event.key]
+                reply = result_reply(run, event, self._info, LOCAL, now, epoch)
+                replies.append((event.key, reply))
+        if replies:
+            self._send(Replies(replies))
+
+    def settle(self, aborted: Aborted) -> None:
+        """Nobody pays here."""
+
+    def note_made(self, made: Mapping[str, int]) -> None:
+        """Nobody counts here."""
+
+    def end(self) -> None:
+        """Drop unanswered requests."""
+        self.runs.clear()
 
 
 # Reads one lane: a thread that parses its entries as assignments.

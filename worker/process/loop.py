@@ -6,32 +6,38 @@ import heapq
 import logging
 import queue
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tokenyard import clock
 from tokenyard.protocol.control import PauseMode
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import Assignment
-from worker.engines import Engine, RequestError
+from worker.engines import Engine, Memory, RequestError, Unsupported
 from worker.messages import (
+    AbortRequests,
+    Asleep,
+    CommandRefused,
+    Delivery,
     Done,
     Drain,
     Drained,
     Fenced,
     LaneReleased,
-    Paused,
+    LeaseLost,
     PauseEngine,
+    Ready,
     ReloadWeights,
-    ResetPrefixCache,
     Serve,
     SetEpoch,
     Sleep,
+    Stale,
     Stop,
     ToController,
+    ToProcess,
     Unload,
     UnpauseEngine,
     Wake,
 )
-from worker.process.inbox import Delivery, InboxItem, LeaseLost, Stale
 from worker.process.lane_session import LaneSession
 from worker.process.outcomes import Aborted, Expired, Outcome, Remembered, Run
 from worker.process.recent_results import RecentResults
@@ -44,9 +50,6 @@ DRAINING_WAIT_S = 0.005
 PROGRESS_EVERY_S = 1.0
 #: Deadlines of ended requests are cleared once there are more than this.
 LEAST_CLEARED = 1000
-ControlCommand = Sleep | Wake | ResetPrefixCache | ReloadWeights
-#: Runs a command that changes the engine itself, and reports to the controller.
-ControlHandler = Callable[[ControlCommand], None]
 #: Opens the lane session of a worker, which is not started yet.
 OpenSession = Callable[[str], LaneSession]
 
@@ -57,22 +60,22 @@ class EngineLoop:
     def __init__(
         self,
         engine: Engine,
-        inbox: queue.SimpleQueue[InboxItem],
+        inbox: queue.SimpleQueue[ToProcess],
         open_session: OpenSession,
-        control: ControlHandler,
+        memory: Callable[[], Memory],
         send: Callable[[ToController], None],
-        results: RecentResults | None = None,
+        results: RecentResults,
     ) -> None:
-        """``results`` holds what was answered in all sessions of the engine."""
+        """``memory`` measures the process, ``results`` holds what was answered in all sessions."""
         self.inbox = inbox
         self.steps = 0
         self.is_stopped = False  # the process shall end, not only the engine
         self.epoch: int | None = None  # generation epoch of results from now on
         self._engine = engine
         self._open_session = open_session
-        self._control = control
+        self._memory = memory
         self._send = send
-        self._results = results or RecentResults()
+        self._results = results
         self._names = {"", engine.info.model, *engine.info.adapters}
         self._session: LaneSession | None = None
         self._deadlines: list[tuple[float, str]] = []  # heap of `monotonic`, lane entry
@@ -135,57 +138,71 @@ class EngineLoop:
         except queue.Empty:
             return
 
-    def _take(self, item: InboxItem) -> None:
+    def _take(self, item: ToProcess) -> None:
         match item:
             case Delivery(worker, assignments):
                 for assignment in assignments:
                     self._admit(worker, assignment)
             case Stale(worker, entry, charged):
-                if self._session and self._is_current(worker):
-                    self._drop(self._session, entry, charged)
+                self._drop(worker, entry, charged)
+            case AbortRequests(worker, entries):
+                for entry in entries:
+                    self._drop(worker, entry)
             case LeaseLost(worker):
-                if self._is_current(worker):
+                if self._session and self._session.worker == worker:
                     self._end_session()
                     self._send(Fenced(worker))
             case Serve(worker):
                 self._end_session()
                 self._session = self._open_session(worker)
-                self._session.epoch = self.epoch
                 self._session.start()
-            case Drain():
-                self._draining = True
-            case SetEpoch() | PauseEngine() | UnpauseEngine():
+            case Drain() | PauseEngine() | UnpauseEngine() | SetEpoch():
                 self._set_run_state(item)
-            case Sleep() | Wake() | ResetPrefixCache() | ReloadWeights():
-                self._run_control(item)
+            case Sleep() | Wake() | ReloadWeights():
+                self._change_engine(item)
             case Unload() | Stop():
                 self._is_over = True
                 self.is_stopped = isinstance(item, Stop)
             case _:
                 log.error("unexpected while a model is loaded: %s", item)
 
-    def _run_control(self, command: ControlCommand) -> None:
-        if isinstance(command, Sleep):
-            self._draining = False
-            self._end_session()
-        self._control(command)
-        if isinstance(command, ReloadWeights):
-            self._results.forget()
+    def _change_engine(self, command: Sleep | Wake | ReloadWeights) -> None:
+        """Run a command and report; one that the engine does not support changes nothing."""
+        began = clock.monotonic()
+        try:
+            match command:
+                case Sleep(level):
+                    self._draining = False
+                    self._end_session()
+                    self._engine.sleep(level)
+                    self._send(Asleep(clock.monotonic() - began, self._memory()))
+                case Wake():
+                    self._engine.wake()
+                    phases_s = {"wake": clock.monotonic() - began}
+                    info = replace(self._engine.info, phases_s=phases_s)
+                    self._send(Ready(info, self._memory()))
+                case ReloadWeights(path):
+                    self._results.forget()
+                    self._engine.reload(path)
+                    self._send(Done(command))
+        except Unsupported as error:
+            refused = command if isinstance(command, ReloadWeights) else None
+            self._send(CommandRefused(str(error), refused))
 
     # Run state
 
-    def _set_run_state(self, command: SetEpoch | PauseEngine | UnpauseEngine) -> None:
+    def _set_run_state(self, command: Drain | PauseEngine | UnpauseEngine | SetEpoch) -> None:
         match command:
+            case Drain():
+                self._draining = True
             case PauseEngine(mode):
                 self._pause_engine(mode)
-                return
             case UnpauseEngine():
                 self._resume()
+                self._send(Done(command))
             case SetEpoch(epoch):
                 self.epoch = epoch
-                if self._session:
-                    self._session.epoch = epoch
-        self._send(Done(command))
+                self._send(Done(command))
 
     def _pause_engine(self, mode: PauseMode) -> None:
         """Begin no request; drop, finish or keep the running ones, by ``mode``."""
@@ -199,7 +216,7 @@ class EngineLoop:
         """Nothing runs until the engine is unpaused."""
         self._is_at_rest = True
         if self._pause:
-            self._send(Paused(self._pause))
+            self._send(Done(PauseEngine(self._pause)))
         if self._held:
             self._release_held()
 
@@ -223,9 +240,6 @@ class EngineLoop:
                 self._begin(assignment)
 
     # Requests
-
-    def _is_current(self, worker: str) -> bool:
-        return self._session is not None and self._session.worker == worker
 
     def _admit(self, worker: str, assignment: Assignment) -> None:
         session = self._session
@@ -259,8 +273,11 @@ class EngineLoop:
         except InvalidRequest as refused:
             self._put([RequestError(assignment.entry, Code.INVALID_REQUEST, str(refused))])
 
-    def _drop(self, session: LaneSession, entry: str, charged: str) -> None:
+    def _drop(self, worker: str, entry: str, charged: str = "") -> None:
         """Give up a request; if somebody is charged for it, report what was generated."""
+        session = self._session
+        if session is None or session.worker != worker:
+            return
         is_held = self._held.pop(entry, None) is not None
         if not charged:
             session.runs.pop(entry, None)
@@ -300,7 +317,7 @@ class EngineLoop:
 
     def _put(self, events: Sequence[Outcome]) -> None:
         if self._session and events:
-            self._session.put(events)
+            self._session.put(events, self.epoch)
 
     def _end_session(self) -> None:
         """Drop the requests of the current incarnation: another one will finish them."""

@@ -9,8 +9,6 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -25,57 +23,39 @@ from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry import logs
 from tokenyard.telemetry.tracing import Tracer
 from worker import executor
-from worker.engines import Backend, DeviceLost, Engine, Unsupported
+from worker.engines import Backend, DeviceLost
 from worker.engines.loading import make_backend
-from worker.engines.vllm.stats import read_stats
 from worker.messages import (
-    AbortRequests,
-    Asleep,
+    LOCAL,
     Attach,
     CommandRefused,
-    Done,
     EngineStats,
     Heartbeat,
     LoadModel,
     ProcessFailed,
     Ready,
-    ReloadWeights,
-    ResetPrefixCache,
-    Sleep,
     Stop,
-    SubmitRequests,
     ToController,
     ToProcess,
-    Wake,
     Warm,
 )
-from worker.process.inbox import Delivery, InboxItem, Stale
-from worker.process.lane_session import LaneSession, RedisLaneSession
+from worker.process.lane_session import LaneSession, PipeLaneSession, RedisLaneSession
 from worker.process.loop import EngineLoop
-from worker.process.pipe_session import LOCAL, PipeLaneSession
 from worker.process.recent_results import RecentResults
-from worker.process.stats import RunningStats
+from worker.process.stats import RunningStats, read_stats
 
 log = logging.getLogger("tokenyard.worker.process")
 
 HEARTBEAT_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessArguments:
-    """What a process needs to know when it starts."""
-
-    settings: WorkerSettings
-    device: int
-    log_level: int
-
-
-def main(arguments: ProcessArguments, pipe: Connection, output: Connection) -> None:
+def main(
+    settings: WorkerSettings, device: int, log_level: int, pipe: Connection, output: Connection
+) -> None:
     """Entry point of the process.
 
     Standard error goes to ``output``, where the controller keeps the last lines.
     """
-    settings, device = arguments.settings, arguments.device
     os.dup2(output.fileno(), 2)
     output.close()
     faulthandler.enable(all_threads=False)
@@ -83,7 +63,7 @@ def main(arguments: ProcessArguments, pipe: Connection, output: Connection) -> N
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     setproctitle(f"tokenyard worker {settings.yard} device {device}")
-    logs.start(arguments.log_level)
+    logs.start(log_level)
     throttle_errors(settings.redis_url)
     deepen_main()  # vLLM looks at a grammar before it is compiled
     end_with_threads()  # without its reader or publisher the lane would never be served
@@ -107,9 +87,9 @@ class WorkerProcess:
         self._device = device
         self._pipe = pipe
         self._pipe_lock = threading.Lock()
-        self._inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToProcess] = queue.SimpleQueue()
         self._loop: EngineLoop | None = None
-        self._stats = RunningStats(has_readers=bool(settings.metrics_port))
+        self._stats = RunningStats()
         self._backend: Backend | None = None
         self._loads = 0  # loads that were tried
         self.is_warm = False  # has completed its warm-up
@@ -131,7 +111,7 @@ class WorkerProcess:
         self._tracer.stop()
         log.info("device %d: process stops", self._device)
 
-    def _run_command(self, backend: Backend, command: InboxItem) -> bool:
+    def _run_command(self, backend: Backend, command: ToProcess) -> bool:
         """Run a command while no model is loaded; returns whether the process continues."""
         match command:
             case LoadModel():
@@ -174,9 +154,8 @@ class WorkerProcess:
                 results=results,
             )
 
-        control = EngineControl(engine, backend, self._send)
         self._loop = loop = EngineLoop(
-            engine, self._inbox, open_session, control, self._send, results
+            engine, self._inbox, open_session, backend.memory, self._send, results
         )
         self._send(Ready(engine.info, backend.memory()))
         loop.run()
@@ -198,8 +177,7 @@ class WorkerProcess:
                 command: ToProcess = self._pipe.recv()
             except (EOFError, OSError):  # the controller is dead; `_die_with_controller` acts
                 return
-            for item in _as_items(command):
-                self._inbox.put(item)
+            self._inbox.put(command)
 
     def _send_heartbeats(self) -> None:
         """Report progress once a second, so that the controller notices a hang."""
@@ -213,10 +191,9 @@ class WorkerProcess:
     def _heartbeat(self, loop: EngineLoop | None) -> Heartbeat:
         stats = self._stats
         counts = stats.counts() if self._settings.metrics_port else None
+        tally = self._with_sensors(stats.now() if loop else WorkerTotals())
         if loop is None:
-            tally = self._with_sensors(WorkerTotals())
             return Heartbeat(0, 0, tally, stats.error, counts)
-        tally = self._with_sensors(stats.now())
         return Heartbeat(
             loop.progress,
             loop.unfinished,
@@ -249,56 +226,3 @@ class WorkerProcess:
         if controller is not None:
             controller.join()
             os._exit(1)
-
-
-def _as_items(command: ToProcess) -> Sequence[InboxItem]:
-    """Requests that come over the pipe become what a lane reader would deliver."""
-    match command:
-        case SubmitRequests(assignments):
-            return [Delivery(LOCAL, assignments)]
-        case AbortRequests(entries):
-            return [Stale(LOCAL, entry) for entry in entries]
-    return [command]
-
-
-# Commands that change the engine itself: sleep, wake, reset, reload.
-
-
-class EngineControl:
-    """Runs the control commands of one engine, in the thread that owns it."""
-
-    def __init__(
-        self, engine: Engine, backend: Backend, send: Callable[[ToController], None]
-    ) -> None:
-        self._engine = engine
-        self._backend = backend
-        self._send = send
-
-    def __call__(self, command: Sleep | Wake | ResetPrefixCache | ReloadWeights) -> None:
-        """Run a command and report; a command that the engine does not support changes nothing."""
-        began = clock.monotonic()
-        try:
-            self._do(command)
-        except Unsupported as error:
-            refused = None if isinstance(command, Sleep | Wake) else command
-            self._send(CommandRefused(str(error), refused))
-            return
-        seconds = clock.monotonic() - began
-        if isinstance(command, Sleep):
-            self._send(Asleep(seconds, self._backend.memory()))
-        elif isinstance(command, Wake):
-            info = replace(self._engine.info, phases_s={"wake": seconds})
-            self._send(Ready(info, self._backend.memory()))
-        else:
-            self._send(Done(command))
-
-    def _do(self, command: Sleep | Wake | ResetPrefixCache | ReloadWeights) -> None:
-        match command:
-            case Sleep(level):
-                self._engine.sleep(level)
-            case Wake():
-                self._engine.wake()
-            case ResetPrefixCache():
-                self._engine.reset()
-            case ReloadWeights(path):
-                self._engine.reload(path)

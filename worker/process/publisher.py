@@ -6,7 +6,6 @@ import itertools
 import logging
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -40,6 +39,7 @@ from worker.process.stats import RunningStats
 log = logging.getLogger("tokenyard.worker.publisher")
 
 T = TypeVar("T")
+_Step = tuple[int | None, Sequence[Outcome]]  # generation epoch, events
 _Shipment = tuple[Run, Outcome, Publication]
 _Ship = Callable[[str, Sequence[Publication]], list[Published]]
 #: Steps that may wait to be published before the engine has to wait.
@@ -65,27 +65,25 @@ class Publisher:
         *,
         on_stale: Callable[[str, str], None],
         on_lost: Callable[[], None],
-        stats: RunningStats | None = None,
-        spans: EngineSpans | None = None,
-        results: RecentResults | None = None,
+        stats: RunningStats,
+        tracer: Tracer,
+        results: RecentResults,
     ) -> None:
         """``on_stale`` takes a lane entry and, if that may be cancelled, `Aborted.charged`."""
         self.runs: dict[str, Run] = {}  # by lane entry
         self.attempts = 0  # calls made: a sign of life while Redis is away
-        self.epoch: int | None = None  # generation epoch of the steps from now on
         self._scripts = scripts
         self._worker = worker
         self._info = info
         self._on_stale = on_stale
         self._on_lost = on_lost
-        self._stats = stats or RunningStats()
-        self._spans = spans or EngineSpans(Tracer("", ""), info, worker)
-        self._results = results or RecentResults()
-        # Steps with the epoch in which they were made. A SimpleQueue wakes its reader in half the
-        # time of a Queue; `put` enforces the bound.
-        self._queue: queue.SimpleQueue[tuple[int | None, Sequence[Outcome]]] = queue.SimpleQueue()
+        self._stats = stats
+        self._spans = EngineSpans(tracer, info, worker)
+        self._results = results
+        # Steps with the epoch in which they were made, and cancelled requests. A SimpleQueue wakes
+        # its reader in half the time of a Queue; `put` enforces the bound.
+        self._queue: queue.SimpleQueue[_Step | Aborted] = queue.SimpleQueue()
         self._has_taken = threading.Event()
-        self._aborted: deque[Aborted] = deque()
         self._outage = Outage(log, f"publishing for {worker}")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"publisher-{worker}", daemon=True)
@@ -98,22 +96,21 @@ class Publisher:
         """Stop publishing and drop waiting steps, which another attempt repeats; idempotent."""
         self._stop.set()
 
-    def put(self, events: Sequence[Outcome]) -> None:
+    def put(self, events: Sequence[Outcome], epoch: int | None = None) -> None:
         """Publish the events of one step; blocks while too many steps wait.
 
-        Only the engine's thread calls it.
+        ``epoch`` is the generation epoch of the step. Only the engine's thread calls it.
         """
         while events and not self._stop.is_set():
             if self._queue.qsize() < MOST_WAITING:
-                self._queue.put((self.epoch, events))
+                self._queue.put((epoch, events))
                 return
             clock.wait(self._has_taken, 0.2)
             self._has_taken.clear()
 
     def settle(self, aborted: Aborted) -> None:
         """Let the tenant of a cancelled request pay what was generated."""
-        self._aborted.append(aborted)
-        self._queue.put((self.epoch, ()))  # wakes the thread
+        self._queue.put(aborted)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -122,17 +119,18 @@ class Publisher:
     def run_once(self) -> None:
         """Publish the waiting steps; wait a little for the first."""
         try:
-            steps = [self._queue.get(timeout=0.2)]
+            taken = [self._queue.get(timeout=0.2)]
         except queue.Empty:
             return
         waiting = min(STEPS_AT_ONCE, self._queue.qsize())
-        steps += [self._queue.get_nowait() for _ in range(waiting)]
+        taken += [self._queue.get_nowait() for _ in range(waiting)]
         if not self._has_taken.is_set():
             self._has_taken.set()
+        steps = [one for one in taken if not isinstance(one, Aborted)]
         for epoch, alike in itertools.groupby(steps, itemgetter(0)):
             self._publish([event for _, events in alike for event in events], epoch)
-        if self._aborted:
-            self._settle()
+        if used := [one.used for one in taken if isinstance(one, Aborted)]:
+            self._call(lambda: self._scripts.settle_cancelled(self._worker, used))
 
     def _publish(self, events: Sequence[Outcome], epoch: int | None) -> None:
         events = merge(events)
@@ -146,10 +144,6 @@ class Publisher:
             self._ship(results, self._scripts.finish)
             for run, _, _ in results:
                 self.runs.pop(run.assignment.entry, None)
-
-    def _settle(self) -> None:
-        used = [self._aborted.popleft().used for _ in range(len(self._aborted))]
-        self._call(lambda: self._scripts.settle_cancelled(self._worker, used))
 
     def _publications(
         self, events: Sequence[Outcome], epoch: int | None

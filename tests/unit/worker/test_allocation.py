@@ -14,7 +14,6 @@ from worker.host.allocation import (
     Goal,
     Release,
     Replace,
-    Rules,
     Step,
     TakeUp,
     next_steps,
@@ -27,7 +26,6 @@ from worker.models import ModelSpec
 #: Unloaded where other models would sleep.
 WAKEFUL = ModelSpec(name="wakeful", path="models/wakeful", sleep_level=0)
 
-SLEEPERS = Rules(sleepers=1)
 _names = (f"w-{number}" for number in itertools.count())
 
 
@@ -61,7 +59,7 @@ def leaking(leak: Verdict, device: int = 0) -> WorkerProcessHandle:
 def steps(
     members: list[WorkerProcessHandle],
     *goals: Goal | None,
-    rules: Rules | None = None,
+    sleepers: int = 0,
     slots: int = 1,
     suspended: Collection[int] = (),
 ) -> list[Step]:
@@ -69,8 +67,7 @@ def steps(
     by_device: dict[int, Goal | None] = dict.fromkeys(range(slots))
     for goal in goals:
         by_device |= dict.fromkeys(goal.devices, goal) if goal else {}
-    rules = rules or Rules()
-    return next_steps(members, by_device, rules, suspended)
+    return next_steps(members, by_device, sleepers, suspended)
 
 
 class TestTakingUp:
@@ -158,7 +155,7 @@ class TestSleep:
     def _sleeps(
         self, holder: WorkerProcessHandle, *others: WorkerProcessHandle, goal: Goal | None = None
     ) -> bool:
-        (step,) = steps([holder, *others], goal or Goal(B, (0,)), rules=SLEEPERS)
+        (step,) = steps([holder, *others], goal or Goal(B, (0,)), sleepers=1)
         assert isinstance(step, GiveWay)
         assert step.member is holder
         return step.sleeps
@@ -201,9 +198,7 @@ class TestSleep:
     def test_without_a_goal_no_model_sleeps_by_itself(self) -> None:
         holder = member(State.DRAINED, A)
 
-        assert steps([holder, member(State.WARM)], rules=SLEEPERS) == [
-            GiveWay(holder, sleeps=False)
-        ]
+        assert steps([holder, member(State.WARM)], sleepers=1) == [GiveWay(holder, sleeps=False)]
 
     def test_a_sleeper_with_the_model_wakes_before_another_process_loads_it(self) -> None:
         warm, sleeper, goal = member(State.WARM), member(State.ASLEEP, A), Goal(A, (0,))
@@ -322,7 +317,7 @@ class TestReplacing:
         assert steps([doomed], goal) == [Replace(doomed)]
 
         overdue = member(State.DRAINING, A, is_retiring=True)
-        overdue._drain_since -= 61.0
+        overdue._entered -= 61.0
         assert steps([overdue], goal) == [Replace(overdue)]
 
 

@@ -15,21 +15,25 @@ from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import CancelledUse, Publication
 from worker.engines import RequestError, TokenDelta
 from worker.messages import (
+    Asleep,
+    Delivery,
+    Done,
     Drain,
     Drained,
     Fenced,
+    LeaseLost,
     LoadModel,
     PauseEngine,
+    Ready,
     ReloadWeights,
-    ResetPrefixCache,
     Serve,
     Sleep,
+    Stale,
     Stop,
     Unload,
     Wake,
 )
 from worker.models import ModelSpec
-from worker.process.inbox import Delivery, LeaseLost, Stale
 from worker.process.loop import (
     DRAINING_WAIT_S,
     IDLE_WAIT_S,
@@ -340,7 +344,8 @@ def test_a_worker_gives_up_its_lane_before_it_sleeps(rig: LoopRig) -> None:
     rig.loop.inbox.put(Sleep(2))
     rig.turn()
 
-    assert rig.controlled == [(Sleep(2), False, [])]
+    assert not rig.sessions[0].running
+    assert rig.engine.changes == [("sleep", 2, [])]
     rig.deliver("2-0")
     rig.turn()
     assert not rig.engine.has
@@ -360,18 +365,19 @@ def test_a_sleep_ends_the_drain(rig: LoopRig) -> None:
     rig.turn()
 
     # I expect it not to drain any more.
-    assert [command for command, _, _ in rig.controlled] == [Sleep(1), Wake()]
-    assert rig.told == []
+    assert rig.engine.changes == [("sleep", 1, []), ("wake", [])]
+    assert [type(one) for one in rig.told] == [Asleep, Ready]
     assert rig.sessions[1].running
 
 
-@pytest.mark.parametrize("command", [Wake(), ResetPrefixCache()])
-def test_other_orders_disturb_no_request(rig: LoopRig, command: Wake | ResetPrefixCache) -> None:
+def test_a_reload_disturbs_no_request(rig: LoopRig) -> None:
     rig.deliver("1-0")
-    rig.loop.inbox.put(command)
+    rig.loop.inbox.put(ReloadWeights("/step-2"))
     rig.turn()
 
-    assert rig.controlled == [(command, True, ["1-0"])]
+    assert rig.sessions[0].running
+    assert rig.engine.changes == [("reload", "/step-2", ["1-0"])]
+    assert rig.told == [Done(ReloadWeights("/step-2"))]
 
 
 def test_an_invalid_order_ends_nothing(rig: LoopRig) -> None:

@@ -15,13 +15,13 @@ from worker.messages import (
     Drain,
     Drained,
     LaneReleased,
-    Paused,
     PauseEngine,
     Serve,
     SetEpoch,
+    Stale,
+    ToProcess,
     UnpauseEngine,
 )
-from worker.process.inbox import Stale
 from worker.process.outcomes import Expired
 
 
@@ -35,9 +35,7 @@ def rig() -> LoopRig:
     return made
 
 
-def say(
-    rig: LoopRig, *messages: PauseEngine | UnpauseEngine | SetEpoch | Drain | Serve | Stale
-) -> None:
+def say(rig: LoopRig, *messages: ToProcess) -> None:
     for message in messages:
         rig.loop.inbox.put(message)
     rig.turn()
@@ -50,7 +48,7 @@ class TestKeep:
         rig.deliver("2-0")
         rig.turn()
 
-        assert rig.told == [Paused("keep")]
+        assert rig.told == [Done(PauseEngine("keep"))]
         assert rig.loop.steps == steps
         assert rig.engine.has == ["1-0"], "nothing new is begun"
         assert rig.loop.unfinished == 0, "nobody may think that it hangs"
@@ -75,7 +73,7 @@ class TestKeep:
     def test_a_drain_does_not_wait_for_kept_requests(self, rig: LoopRig) -> None:
         say(rig, PauseEngine("keep"), Drain())
 
-        assert rig.told == [Paused("keep"), Drained()]
+        assert rig.told == [Done(PauseEngine("keep")), Drained()]
 
     def test_a_waiting_request_gets_the_epoch_in_which_it_begins(self, rig: LoopRig) -> None:
         say(rig, PauseEngine("keep"))
@@ -96,7 +94,7 @@ class TestWait:
         rig.turn()
 
         assert rig.sessions[0].given[-1] == finished("1-0", [5, 6, 7])
-        assert rig.told == [Paused("wait")]
+        assert rig.told == [Done(PauseEngine("wait"))]
         assert rig.sessions[0].running, "it keeps its lane"
 
     def test_requests_that_arrive_meanwhile_are_given_up_at_the_end(self, rig: LoopRig) -> None:
@@ -106,7 +104,7 @@ class TestWait:
         rig.turn()
         rig.turn()
 
-        assert rig.told == [Paused("wait"), LaneReleased("w.1")]
+        assert rig.told == [Done(PauseEngine("wait")), LaneReleased("w.1")]
         assert not rig.sessions[0].running
 
     def test_requests_that_arrive_meanwhile_begin_if_the_pause_is_taken_back(
@@ -125,7 +123,7 @@ class TestAbort:
     def test_running_requests_are_given_up(self, rig: LoopRig) -> None:
         say(rig, PauseEngine("abort"))
 
-        assert rig.told == [LaneReleased("w.1"), Paused("abort")]
+        assert rig.told == [LaneReleased("w.1"), Done(PauseEngine("abort"))]
         assert rig.engine.aborted == ["1-0"]
         assert not rig.sessions[0].running
 
@@ -133,7 +131,7 @@ class TestAbort:
         rig = LoopRig()
         say(rig, PauseEngine("abort"))
 
-        assert rig.told == [Paused("abort")]
+        assert rig.told == [Done(PauseEngine("abort"))]
         assert rig.sessions[0].running
 
     @pytest.mark.parametrize("mode", ["abort", "wait"])
@@ -145,7 +143,7 @@ class TestAbort:
         rig.deliver("3-0")
         rig.turn()
 
-        assert rig.told == [Paused(mode), LaneReleased("w.1")]
+        assert rig.told == [Done(PauseEngine(mode)), LaneReleased("w.1")]
         assert rig.engine.has == []
 
         # Under another name it is paused as before, and continues when it may.
@@ -162,15 +160,22 @@ class TestAbort:
         say(rig, PauseEngine("keep"))
         say(rig, PauseEngine("abort"))
 
-        assert rig.told == [Paused("keep"), LaneReleased("w.1"), Paused("abort")]
+        assert rig.told == [
+            Done(PauseEngine("keep")),
+            LaneReleased("w.1"),
+            Done(PauseEngine("abort")),
+        ]
 
 
-def test_each_term_knows_the_epoch(rig: LoopRig) -> None:
+def test_each_step_is_published_with_the_epoch(rig: LoopRig) -> None:
     say(rig, SetEpoch(3))
     say(rig, Serve("w.2"))
+    rig.deliver("2-0", worker="w.2")
+    rig.engine.steps = [[TokenDelta("2-0", 0, [5])]]
+    rig.turn()
 
     assert rig.told == [Done(SetEpoch(3))]
-    assert [term.epoch for term in rig.sessions] == [3, 3]
+    assert [session.epochs for session in rig.sessions] == [[None], [3]]
 
 
 def test_deadlines_apply_during_a_pause(fake_clock: FakeClock, rig: LoopRig) -> None:

@@ -113,7 +113,7 @@ class TestGoals:
         one.aim(B, 0)
         assert one.heard("w-0") == [Drain()]
 
-        one.member("w-0")._drain_since -= 61.0
+        one.member("w-0")._entered -= 61.0
 
         assert one.turn() == [("gives way", "w-0", State.DRAINING)]
         assert one.heard("w-0") == [Unload()]
@@ -237,12 +237,10 @@ class TestGroups:
 
 
 class TestNews:
-    def test_a_refusal_that_changes_nothing_keeps_the_state_of_the_group(
-        self, two: Theatre
-    ) -> None:
+    def test_a_refusal_that_comes_too_late_changes_nothing(self, two: Theatre) -> None:
         two.hold(PAIR, 0, 1)
 
-        assert two.say("w-0", CommandRefused("no folder")) == [("refused", "w-0", "no folder")]
+        assert two.say("w-0", CommandRefused("no sleep mode")) == []
         assert [one.state for one in two.pool.members] == [State.READY, State.ATTACHED]
 
 

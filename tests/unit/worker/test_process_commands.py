@@ -1,4 +1,4 @@
-"""Commands to a process: reset, drain and stop, and what its death answers."""
+"""Commands to a process: drain and stop, and what its death answers."""
 
 from __future__ import annotations
 
@@ -6,59 +6,12 @@ from tests.support.pools import MEMORY, A
 from tests.unit.worker.commander import Commander
 from worker.host.process_state import State
 from worker.messages import (
-    Asleep,
-    CommandRefused,
     Done,
     Drain,
     Drained,
-    ResetPrefixCache,
+    SetEpoch,
     Warm,
 )
-
-
-class TestReset:
-    def test_it_is_done_when_the_process_reports_it(self, host: Commander) -> None:
-        host.load(A)
-        entry = host.command("reset")
-        assert host.told("w-0") == [ResetPrefixCache()]
-        assert entry not in host.acks
-
-        host.say("w-0", Done(ResetPrefixCache()))
-
-        assert host.done(entry)
-
-    def test_a_process_without_an_engine_is_refused(self, host: Commander) -> None:
-        assert "it is warm" in host.reason(host.command("reset"))
-        assert host.told("w-0") == []
-
-    def test_the_process_may_refuse(self, host: Commander) -> None:
-        host.load(A)
-        entry = host.command("reset")
-
-        host.say("w-0", CommandRefused("no cache"))
-
-        assert host.reason(entry) == "no cache"
-
-    def test_each_answer_belongs_to_one_command(self, host: Commander) -> None:
-        # Given two commands, of which the second is refused
-        host.load(A)
-        first, second = host.command("reset"), host.command("reset")
-
-        host.say("w-0", Done(ResetPrefixCache()))
-        assert host.done(first)
-        assert second not in host.acks
-
-        host.say("w-0", CommandRefused("no cache"))
-        assert host.reason(second) == "no cache"
-
-    def test_a_refusal_does_not_count_for_a_later_sleep(self, host: Commander) -> None:
-        host.load(A)
-        reset, sleep = host.command("reset"), host.command("sleep")
-
-        host.say("w-0", CommandRefused("no cache"), Drained(), Asleep(0.1, MEMORY))
-
-        assert host.reason(reset) == "no cache"
-        assert host.done(sleep)
 
 
 class TestEnd:
@@ -109,7 +62,7 @@ class TestEnd:
         host.load(A)
         host.played.member("w-0").set_worker("w-0.7")
 
-        for verb in ("load", "unload", "sleep", "reset"):
+        for verb in ("load", "unload", "sleep"):
             assert host.command(verb, model="b") not in host.acks
         assert host.told("w-0") == []
 
@@ -156,7 +109,7 @@ def test_another_process_answers_no_command(host: Commander) -> None:
     host.load(A)
     entry = host.command("unload")
 
-    host.say("w-1", Warm(MEMORY, {}), Done(ResetPrefixCache()))
+    host.say("w-1", Warm(MEMORY, {}), Done(SetEpoch(1)))
     host.played.process("w-1").kill()
     host.played.turn()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tokenyard.protocol.control import PAUSE_MODES, DesiredState, PauseMode
-from worker.host.run_state import Ask, ObservedState, is_fit, next_step, why_not
+from worker.host.run_state import ObservedState, is_fit, next_step, why_not
 from worker.messages import (
     EngineCommand,
     PauseEngine,
@@ -25,16 +25,13 @@ def paused(mode: PauseMode = "abort", **values: Any) -> DesiredState:
     return DesiredState(run_state="PAUSED", mode=mode, **values)
 
 
-def walk(desired_state: DesiredState, observed: ObservedState) -> list[Ask]:
+def walk(desired_state: DesiredState, observed: ObservedState) -> list[EngineCommand]:
     """All orders for a process that obeys each of them."""
-    told: list[Ask] = []
+    told: list[EngineCommand] = []
     while (step := next_step(desired_state, observed)) is not None:
         observed.asked = step
         told.append(step)
-        if isinstance(step, PauseEngine):
-            observed.rests(step.mode)
-        else:
-            assert observed.has_done(step)
+        observed.did(step)
         assert len(told) < 10
     assert is_fit(desired_state, observed)
     return told
@@ -71,7 +68,7 @@ def walk(desired_state: DesiredState, observed: ObservedState) -> list[Ask]:
     ],
 )
 def test_the_orders_lead_to_the_desired_state(
-    desired_state: DesiredState, observed: ObservedState, told: list[Ask]
+    desired_state: DesiredState, observed: ObservedState, told: list[EngineCommand]
 ) -> None:
     assert walk(desired_state, observed) == told
 
@@ -100,16 +97,17 @@ class TestSlowPause:
 
         # A report of the pause from before it got the new order is void.
         observed.asked = UnpauseEngine()
-        observed.rests("wait")
+        observed.did(PauseEngine("wait"))
         assert observed.asked == UnpauseEngine()
-        assert observed.has_done(UnpauseEngine())
+        observed.did(UnpauseEngine())
+        assert observed.asked is None
         assert observed.paused is None
 
 
 class TestRefusedOrders:
     def test_the_other_orders_are_given(self) -> None:
         observed = ObservedState(paused="abort", asked=ReloadWeights("/gone"))
-        assert observed.cannot(ReloadWeights("/gone"), "no such folder")
+        observed.cannot(ReloadWeights("/gone"), "no such folder")
 
         assert walk(paused(weights="/gone"), observed) == []
         assert walk(paused("keep", weights="/gone"), observed) == [PauseEngine("keep")]
@@ -142,10 +140,10 @@ class TestRefusedOrders:
 def test_answers_to_other_orders_are_ignored() -> None:
     observed = ObservedState(asked=SetEpoch(3))
 
-    assert not observed.has_done(SetEpoch(2))
-    assert not observed.has_done(ReloadWeights("/w"))
-    assert not observed.cannot(ReloadWeights("/w"), "no such folder")
+    observed.did(SetEpoch(2))
+    observed.did(ReloadWeights("/w"))
+    observed.cannot(ReloadWeights("/w"), "no such folder")
     for mode in PAUSE_MODES:
-        observed.rests(mode)
+        observed.did(PauseEngine(mode))
 
     assert observed == ObservedState(asked=SetEpoch(3))

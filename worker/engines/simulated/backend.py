@@ -9,17 +9,18 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from tokenyard import clock
-from worker.engines import Engine, EngineInfo, Memory, RankGroup, SensorReading, Unsupported
+from worker.engines import Engine, Memory, RankGroup, SensorReading
 from worker.engines.crash_points import CrashPoint
-from worker.engines.simulated.engine import SimulatedEngine
+from worker.engines.simulated.engine import (
+    BROKEN,
+    MAX_MODEL_LEN,
+    SimulatedEngine,
+    read_weights,
+)
 from worker.engines.simulated.speed import SpeedModel
 from worker.engines.stopwatch import Stopwatch
 from worker.models import ModelSpec
 
-#: A model with this path, or weights in a folder of this name, cannot be loaded.
-BROKEN: Final = "broken"
-#: Weights in a folder of this name pass `check_weights`, but cannot be loaded.
-CORRUPT: Final = "corrupt"
 #: A model whose path ends in one of these leaks memory: 16 MiB, or 1 GiB.
 LEAKY: Final = "leaky"
 CLINGING: Final = "clinging"
@@ -28,7 +29,7 @@ _MEMORY: Final = Memory(host=64 * 1024**2)
 
 
 class SimulatedBackend:
-    """See `worker.engines.Backend`. Loads every model except one whose path is `BROKEN`.
+    """See `worker.engines.Backend`. Loads every model except one with the path `BROKEN`.
 
     A load takes ``load_s`` seconds and all else no time. Models take no memory, unless they leak.
     """
@@ -57,17 +58,35 @@ class SimulatedBackend:
             clock.sleep(self._load_s)
             if spec.path == BROKEN:
                 raise RuntimeError("broken model")
-            _read_weights(weights)
+            read_weights(weights)
         self._kept.append(bytearray(_KEPT.get(PurePath(spec.path).name, 0)))
-        release = _nobody
+        release = None
         if group is not None:
             with stopwatch.phase("group"):
                 release = gather(group)
-        return _Loaded(spec, self._speed, self._crash, stopwatch.phases_s, release, weights)
+        return SimulatedEngine(
+            spec.name,
+            speed=replace(self._speed, max_num_seqs=spec.max_num_seqs),
+            max_model_len=spec.max_model_len or MAX_MODEL_LEN,
+            adapters=[adapter.name for adapter in spec.adapters],
+            crash_point=self._crash,
+            path=spec.path,
+            revision=spec.revision,
+            weights=weights,
+            phases_s=stopwatch.phases_s,
+            release=release,
+        )
 
     def attend(self, group: RankGroup) -> None:
-        """Wait until the leader releases this process; raises `ConnectionError` if it dies."""
-        attend(group, lambda: self._crash.kill_if_due("attached"))
+        """Stay connected to the leader until it releases this process.
+
+        Raises `TimeoutError` if there is no leader, and `ConnectionError` if it dies.
+        """
+        with _connect(group.address) as leader:
+            self._crash.kill_if_due("attached")
+            leader.settimeout(None)  # the kernel closes the socket of a dead leader
+            if leader.recv(1) != _GOODBYE:
+                raise ConnectionError("the leader of the group is gone")
 
     def memory(self) -> Memory:
         """A constant, plus the leaks."""
@@ -76,64 +95,6 @@ class SimulatedBackend:
     def read_sensors(self) -> SensorReading:
         """Nothing: there is no device."""
         return SensorReading()
-
-
-class _Loaded(SimulatedEngine):
-    """A simulated engine that a backend loaded, with or without a group."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        speed: SpeedModel,
-        crash: CrashPoint,
-        phases_s: dict[str, float],
-        release: Callable[[], None],
-        weights: str,
-    ) -> None:
-        longest = {} if spec.max_model_len is None else {"max_model_len": spec.max_model_len}
-        super().__init__(
-            spec.name,
-            speed=replace(speed, max_num_seqs=spec.max_num_seqs),
-            adapters=[adapter.name for adapter in spec.adapters],
-            crash_point=crash,
-            path=spec.path,
-            weights=weights,
-            **longest,
-        )
-        self._revision = spec.revision
-        self._phases_s = phases_s
-        self._release = release
-
-    @property
-    def info(self) -> EngineInfo:
-        """The model and the limits."""
-        return replace(super().info, revision=self._revision, phases_s=dict(self._phases_s))
-
-    def reload(self, path: str) -> None:
-        """See `worker.engines.simulated.engine.SimulatedEngine.reload`."""
-        _read_weights(path)
-        super().reload(path)
-
-    def close(self) -> None:
-        """Drop all requests and release the group; idempotent."""
-        super().close()
-        self._release()
-
-
-def check_weights(weights: str) -> None:
-    """Raise `Unsupported` for weights in a folder named `BROKEN`."""
-    if PurePath(weights).name == BROKEN:
-        raise Unsupported(f"{weights}: broken weights")
-
-
-def _read_weights(weights: str) -> None:
-    check_weights(weights)
-    if PurePath(weights).name == CORRUPT:
-        raise Unsupported(f"{weights}: corrupt weights")
-
-
-def _nobody() -> None:
-    """Release no group."""
 
 
 # A group of simulated processes: each follower keeps a connection to the leader.
@@ -165,19 +126,6 @@ def gather(group: RankGroup) -> Callable[[], None]:
                 follower.sendall(_GOODBYE)
 
     return release
-
-
-def attend(group: RankGroup, attached: Callable[[], None]) -> None:
-    """Stay connected to the leader until it releases this process.
-
-    Calls ``attached`` once connected. Raises `TimeoutError` if there is no leader, and
-    `ConnectionError` if it dies.
-    """
-    with _connect(group.address) as leader:
-        attached()
-        leader.settimeout(None)  # until the unload; the kernel closes the socket of a dead leader
-        if leader.recv(1) != _GOODBYE:
-            raise ConnectionError("the leader of the group is gone")
 
 
 def _connect(address: str) -> socket.socket:

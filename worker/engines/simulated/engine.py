@@ -7,8 +7,9 @@ For tests of the control plane and for benchmarks of the broker. It identifies i
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Final
 
 import tokenyard
@@ -33,6 +34,11 @@ from worker.engines.simulated.generation import (
 )
 from worker.engines.simulated.speed import SimulatedDevice, SpeedModel
 
+#: A model with this path, or weights in a folder of this name, cannot be loaded.
+BROKEN: Final = "broken"
+#: Weights in a folder of this name pass `check_weights`, but cannot be loaded.
+CORRUPT: Final = "corrupt"
+MAX_MODEL_LEN: Final = 8_192
 UNLIMITED_SEQS: Final = 256  # reported to the coordinator by an engine without a batch limit
 
 
@@ -51,13 +57,18 @@ class SimulatedEngine:
         *,
         speed: SpeedModel | None = None,
         vocab_size: int = 32_000,
-        max_model_len: int = 8_192,
+        max_model_len: int = MAX_MODEL_LEN,
         adapters: Sequence[str] = (),
         crash_point: str | CrashPoint = "",
         path: str = "",
+        revision: str = "",
         weights: str = "",
+        phases_s: dict[str, float] | None = None,
+        release: Callable[[], None] | None = None,
     ) -> None:
         """``path`` is the path of the model's own weights, ``weights`` that of a replacement.
+
+        ``release`` releases the group of the engine.
 
         Raises `ValueError` for a ``crash_point`` that `CrashPoint` cannot parse.
         """
@@ -65,6 +76,7 @@ class SimulatedEngine:
         if isinstance(crash_point, str):
             crash_point = CrashPoint(crash_point)
         self._crash = crash_point
+        self._release = release
         self._sleeps = False
         self._is_open = True
         self._path = path
@@ -77,11 +89,12 @@ class SimulatedEngine:
             engine="simulated",
             engine_version=tokenyard.__version__,
             model=model,
-            revision="",
+            revision=revision,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             max_num_seqs=self._speed.max_num_seqs or UNLIMITED_SEQS,
             adapters=tuple(adapters),
+            phases_s=phases_s or {},
             cache_tokens=self._cache.tokens,
         )
 
@@ -173,26 +186,25 @@ class SimulatedEngine:
         self._crash.kill_if_due("waking")
         self._sleeps = False
 
-    def reset(self) -> None:
-        """Clear the prefix cache."""
-        self._cache.clear()
-
     def reload(self, path: str) -> None:
         """Make later tokens depend on ``path``; see `worker.engines.Engine.reload`."""
         if self._sleeps:
             raise Unsupported("the engine sleeps; wake it first")
+        read_weights(path)
         self._weights = path
         self._cache.clear()
         for generation in (*self._waiting, *self._running.values()):
             generation.change(self._info, self._salt)
 
     def close(self) -> None:
-        """Drop all requests; idempotent."""
+        """Drop all requests and release the group; idempotent."""
         if self._is_open:
             self._crash.kill_if_due("unloading")
         self._is_open = False
         self._waiting.clear()
         self._running.clear()
+        if self._release is not None:
+            self._release()
 
     @property
     def _salt(self) -> bytes:
@@ -250,6 +262,19 @@ class SimulatedEngine:
         if generation.streams:
             self._crash.kill_if_due("mid_stream")
             events.extend(new_deltas(generation, start, end))
+
+
+def check_weights(weights: str) -> None:
+    """Raise `Unsupported` for weights in a folder named `BROKEN`."""
+    if PurePath(weights).name == BROKEN:
+        raise Unsupported(f"{weights}: broken weights")
+
+
+def read_weights(weights: str) -> None:
+    """Raise `Unsupported` for weights that cannot be loaded."""
+    check_weights(weights)
+    if PurePath(weights).name == CORRUPT:
+        raise Unsupported(f"{weights}: corrupt weights")
 
 
 # The simulated engine's prefix cache: cached prefixes of prompts need no prefill.

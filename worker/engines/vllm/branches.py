@@ -133,8 +133,7 @@ def request_of_choice(asked: EngineRequest, index: int) -> EngineRequest:
     return replace(
         asked,
         assignment=changed(assignment, request=request),
-        published=asked.published_of(index),
-        several=(),
+        by_choice=(asked.by_choice[index],),
     )
 
 

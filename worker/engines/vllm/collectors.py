@@ -16,7 +16,14 @@ from msgspec.structs import replace
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.replies import Choice
 from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
-from worker.engines.logprobs import Wanted, entries, prompt_entries, wanted, with_scores
+from worker.engines.logprobs import (
+    Wanted,
+    entries,
+    prompt_entries,
+    unknown,
+    wanted,
+    with_scores,
+)
 from worker.engines.vllm.request import EngineRequest
 
 if TYPE_CHECKING:
@@ -50,56 +57,6 @@ class OutputCollector(Protocol):
         """The output so far."""
 
 
-class Whole:
-    """A request that does not stream: vLLM returns all output at its end."""
-
-    def __init__(self, asked: EngineRequest) -> None:
-        self.asked = asked
-        self.is_finished = False
-        self.known: Sequence[list[int]] = ()  # tokens of each choice, for `so_far`
-        self._shows_text = asked.assignment.request.wants_text
-        self._logprobs = wanted(asked.params)
-
-    def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
-        """See `OutputCollector`."""
-        if not output.finished:
-            return
-        self.is_finished = True
-        for part in output.outputs:
-            if part.finish_reason in ("abort", "error"):
-                events.append(_fault(self.asked, part.finish_reason))
-                return
-        choices = [self._choice(part) for part in output.outputs]
-        events.append(
-            Finished(
-                self.asked.key,
-                choices,
-                len(self.asked.prompt),
-                _prompt_logprobs(self.asked, output.prompt_logprobs, output),
-                *_cached(self.asked, output),
-            )
-        )
-
-    def so_far(self) -> Finished:
-        """The tokens that are `known`: vLLM returns nothing before the end."""
-        choices = [Choice(index, one, None, "abort") for index, one in enumerate(self.known)]
-        return Finished(self.asked.key, choices, len(self.asked.prompt))
-
-    def _choice(self, part: CompletionOutput) -> Choice:
-        tokens = list(part.token_ids)
-        logprobs = None
-        if self._logprobs is not None and part.logprobs is not None:
-            logprobs = entries(tokens, _positions(part), self._logprobs)
-        return Choice(
-            part.index,
-            tokens,
-            part.text if self._shows_text else None,
-            part.finish_reason,
-            part.stop_reason,
-            logprobs,
-        )
-
-
 @dataclass(slots=True)
 class _Growing:
     """The output of a choice so far."""
@@ -112,7 +69,7 @@ class _Growing:
 
 
 class Streamed:
-    """A request that streams from its first token."""
+    """A request whose output comes token by token."""
 
     def __init__(self, asked: EngineRequest) -> None:
         self.asked = asked
@@ -182,8 +139,7 @@ class Streamed:
         """The output so far, with at least the published tokens."""
         for choice in self._choices:
             choice.finish_reason = choice.finish_reason or "abort"
-        known = [self.asked.published_of(index) for index in range(len(self._choices))]
-        pairs = list(zip(self._choices, known, strict=True))
+        pairs = list(zip(self._choices, self.asked.by_choice, strict=True))
         if all(len(choice.tokens) >= len(seen) for choice, seen in pairs):
             return self._finished()
         shown = [max(choice.tokens, seen, key=len) for choice, seen in pairs]
@@ -206,13 +162,24 @@ class Streamed:
         return Finished(self.asked.key, choices, count, self._prompt_logprobs, *self._cached)
 
 
+class Whole(Streamed):
+    """A request that does not stream: vLLM returns all output at its end."""
+
+    known: Sequence[list[int]] = ()  # tokens of each choice, for `so_far`
+
+    def so_far(self) -> Finished:
+        """The tokens that are `known`."""
+        choices = [Choice(index, one, None, "abort") for index, one in enumerate(self.known)]
+        return Finished(self.asked.key, choices, len(self.asked.prompt))
+
+
 class Repeated(Streamed):
     """A stream that runs again from its start and shows only unpublished tokens."""
 
     def __init__(self, asked: EngineRequest) -> None:
         super().__init__(asked)
         #: Tokens of each choice that readers have after the last step that did not diverge.
-        self.shown = tuple(asked.published_of(index) for index in range(asked.params.n))
+        self.shown = asked.by_choice
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
         """See `OutputCollector`; a step that diverges adds no event."""
@@ -229,7 +196,7 @@ class Repeated(Streamed):
         )
 
     def _grow(self, choice: _Growing, part: CompletionOutput) -> TokenDelta | None:
-        published = self.asked.published_of(part.index)
+        published = self.asked.by_choice[part.index]
         start = len(choice.tokens)
         seen = published[start : start + len(part.token_ids)]
         for at, (old, new) in enumerate(zip(seen, part.token_ids, strict=False), start):
@@ -257,7 +224,7 @@ class Continued(Streamed):
         self._text = text
         self._choices[0].tokens = list(asked.published)
         # Unless vLLM scores them as part of the prompt.
-        self._choices[0].logprobs = [_unknown_logprob(token) for token in asked.published]
+        self._choices[0].logprobs = [unknown(token) for token in asked.published]
         self.stopped: str | None = None  # the stop string at the end of the published tokens
         for token in asked.published:
             if text is not None:
@@ -334,10 +301,6 @@ def _cached(asked: EngineRequest, output: RequestOutput) -> tuple[int | None, in
 def _positions(part: CompletionOutput) -> list[dict[int, Logprob]]:
     """Logprobs of new tokens; never in vLLM's flat form, which we do not request."""
     return cast("list[dict[int, Logprob]]", part.logprobs)
-
-
-def _unknown_logprob(token: int) -> dict[str, Any]:
-    return {"token": token, "logprob": None, "rank": None, "decoded": None, "top": []}
 
 
 def _fault(asked: EngineRequest, reason: str) -> RequestError:

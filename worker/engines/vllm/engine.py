@@ -50,9 +50,11 @@ from worker.engines.vllm.request import EngineRequest
 from worker.engines.vllm.sleep import (
     LEVELS,
     add_adapters,
-    choose_sleep,
+    can_sleep,
     exchange_weights,
+    fall_asleep,
     remove_adapters,
+    wake_up,
 )
 from worker.engines.vllm.tokenizer import ModelTokenizer
 from worker.engines.vllm.warm_base import held_back, keep_allocators, let_go
@@ -91,7 +93,7 @@ class VllmEngine:
 
         Sleep, wake and unload take ``lock``, which other processes of the device share; the caller
         must hold it during the load. With ``log_stats`` vLLM keeps metrics for
-        `worker.engines.vllm.stats`.
+        `worker.process.stats.read_stats`.
 
         Raises vLLM's errors if the model cannot be loaded (`let_go` cleans up after them), and
         `Unsupported` for weights that do not fit.
@@ -101,7 +103,6 @@ class VllmEngine:
         self._stopwatch = Stopwatch()
         self._lock = lock or DeviceLock()
         self._spec = spec
-        self._sleep = choose_sleep(spec)
         self._asleep = 0  # the level
         self._weights = weights
         self._answers: dict[str, OutputCollector] = {}
@@ -168,7 +169,7 @@ class VllmEngine:
         asked = EngineRequest.of(assignment, prompt)
         way = choose_way(
             params,
-            published=asked.has_published,
+            published=any(asked.by_choice),
             can_show_text=self._tokenizer.can_continue(asked),
         )
         if way is Way.BEHIND:
@@ -248,7 +249,7 @@ class VllmEngine:
         engine = self._open()
         if level not in LEVELS:
             raise Unsupported(f"there is no sleep level {level}, only {LEVELS}")
-        if self._sleep is None:
+        if not can_sleep(self._spec):
             raise Unsupported("this model was loaded with sleep_level 0; unload it instead")
         if self.has_unfinished:
             raise RuntimeError("requests are unfinished; finish or abort them before the sleep")
@@ -258,24 +259,20 @@ class VllmEngine:
             remove_adapters(engine, self._adapters)
         engine.reset_prefix_cache()
         with self._lock.exclusive():
-            self._sleep.begin(engine, level)
+            fall_asleep(engine, level)
         self._asleep = level
 
     def wake(self) -> None:
         """Wake from sleep; after an exception the engine is unusable."""
         engine = self._open()
-        if self._sleep is None or not self._asleep:
+        if not self._asleep:
             return
         with self._lock.shared():
-            self._sleep.end(engine, self._asleep)
+            wake_up(engine, self._asleep)
         if self._asleep == max(LEVELS):
             add_adapters(engine, self._adapters)
         engine.reset_prefix_cache()
         self._asleep = 0
-
-    def reset(self) -> None:
-        """Clear the prefix cache."""
-        self._open().reset_prefix_cache()
 
     def reload(self, path: str) -> None:
         """Load other weights; after any exception but `Unsupported` the engine is unusable."""
@@ -295,8 +292,8 @@ class VllmEngine:
         if engine is None:
             return
         with held_back(has_kernels=True), self._lock.shared():
-            if self._sleep is not None and self._asleep:
-                self._sleep.prepare_end(engine)
+            if self._asleep and not current_platform.is_cpu():
+                engine.wake_up()  # vLLM frees memory by unmapping it, which must be mapped then
             keep_allocators()
             engine.engine_core.shutdown()
             del engine
@@ -315,7 +312,7 @@ class VllmEngine:
 
     def _go_on(self, asked: EngineRequest) -> None:
         """Continue a request after its published tokens, each choice after its own."""
-        if asked.several:
+        if asked.params.n > 1:
             self._go_on_with_all(asked)
             return
         answer = Continued(asked, self._tokenizer.text_stream(asked))
@@ -403,9 +400,8 @@ class VllmEngine:
     def _go_on_behind(self, answer: OutputCollector, fault: Diverged) -> None:
         """Continue after the published tokens, because the repeated run differs from them."""
         asked = answer.asked
-        if asked.several and isinstance(answer, Repeated):
-            # Other choices may already have new tokens.
-            asked = replace(asked, published=answer.shown[0], several=answer.shown)
+        if isinstance(answer, Repeated):  # other choices may already have new tokens
+            asked = replace(asked, by_choice=answer.shown)
         self.abort([asked.key])
         logger.warning("request %s: %s; continuing after that", asked.assignment.sid, fault)
         text_is_lost = not self._tokenizer.can_continue(asked)

@@ -14,6 +14,10 @@ from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams
 from worker.models import ModelSpec
@@ -38,34 +42,6 @@ _CONFIG: Final[dict[str, Any]] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-_TOKENIZER: Final[dict[str, Any]] = {
-    "version": "1.0",
-    "truncation": None,
-    "padding": None,
-    "added_tokens": [
-        {
-            "id": number,
-            "content": word,
-            "special": True,
-            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
-        }
-        for number, word in enumerate(_SPECIAL)
-    ],
-    "normalizer": None,
-    "pre_tokenizer": {
-        "type": "Split",
-        "pattern": {"Regex": r"[\s\S]"},
-        "behavior": "Isolated",
-        "invert": False,
-    },
-    "post_processor": None,
-    "decoder": {"type": "Fuse"},
-    "model": {
-        "type": "WordLevel",
-        "vocab": {word: number for number, word in enumerate(_WORDS)},
-        "unk_token": "<unk>",
-    },
-}
 _TOKENIZER_CONFIG: Final = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "bos_token": "<s>",
@@ -80,7 +56,7 @@ _BATCH: Final = 64
 def write_model(folder: Path) -> ModelSpec:
     """Write the model's files to a folder; returns the spec to load it."""
     (folder / "config.json").write_text(json.dumps(_CONFIG))
-    (folder / "tokenizer.json").write_text(json.dumps(_TOKENIZER))
+    _tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER_CONFIG))
     save_file(dict(_weights()), folder / "model.safetensors", {"format": "pt"})
     return ModelSpec(
@@ -108,6 +84,16 @@ def _assignment(number: int, params: SamplingParams) -> Assignment:
     prompt = {"prompt": "abc"} if number % 3 else {"messages": [{"role": "user", "content": "a"}]}
     request = Request(id=f"made-up-{number}", **prompt, params=params, stream=number % 2 == 0)
     return Assignment(request=request, entry=f"{number}-0", sid="normal/0-0", attempt=1)
+
+
+def _tokenizer() -> Tokenizer:
+    """One token for each letter."""
+    vocabulary = {word: number for number, word in enumerate(_WORDS)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, "<unk>"))
+    tokenizer.add_special_tokens(list(_SPECIAL))
+    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = Fuse()
+    return tokenizer
 
 
 def _weights() -> Iterator[tuple[str, torch.Tensor]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tokenyard.protocol.wire import Assignment, SamplingParams, unpack_tokens
+from tokenyard.protocol.wire import Assignment, SamplingParams
 from worker.engines.logprobs import most, wanted
 from worker.engines.resume import derive_seed, has_history
 
@@ -16,18 +16,13 @@ class EngineRequest:
 
     assignment: Assignment
     prompt: list[int]
-    published: list[int]  # of the first or only choice
-    #: Published tokens by choice, if there are several choices.
-    several: tuple[list[int], ...] = ()
+    by_choice: tuple[list[int], ...]  # the published tokens of each choice
 
     @classmethod
     def of(cls, assignment: Assignment, prompt: list[int]) -> Self:
         """The request of an assignment, with its prompt as token ids."""
-        count = assignment.request.params.n
-        if count == 1 or not assignment.published:
-            return cls(assignment, prompt, unpack_tokens(assignment.published))
-        several = tuple(assignment.published_of(index) for index in range(count))
-        return cls(assignment, prompt, several[0], several)
+        indexes = range(assignment.request.params.n)
+        return cls(assignment, prompt, tuple(map(assignment.published_of, indexes)))
 
     @property
     def reads_text(self) -> bool:
@@ -44,14 +39,10 @@ class EngineRequest:
         """The sampling parameters."""
         return self.assignment.request.params
 
-    def published_of(self, index: int) -> list[int]:
-        """The published tokens of a choice."""
-        return self.several[index] if self.several else self.published
-
     @property
-    def has_published(self) -> bool:
-        """Whether any token was published."""
-        return bool(self.published) or any(self.several)
+    def published(self) -> list[int]:
+        """The published tokens of the first or only choice."""
+        return self.by_choice[0]
 
     def seed_at_start(self) -> dict[str, Any]:
         """A seed for a stream without one; empty where it needs none.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from vllm import LLMEngine
 from vllm.lora.request import LoRARequest
@@ -27,67 +27,36 @@ LEVELS: Final = (1, 2)
 _LOSES_WEIGHTS: Final = 2
 
 
-class SleepMode(Protocol):
-    """A way for an engine to sleep."""
-
-    def begin(self, engine: LLMEngine, level: int) -> None:
-        """Free the memory; raises `Unsupported` before it frees anything."""
-
-    def end(self, engine: LLMEngine, level: int) -> None:
-        """Take the memory again and restore the weights."""
-
-    def prepare_end(self, engine: LLMEngine) -> None:
-        """Prepare a sleeping engine for its unload."""
+def can_sleep(spec: ModelSpec) -> bool:
+    """Whether a model can sleep on this device."""
+    if current_platform.is_cpu():
+        return True
+    return bool(spec.sleep_level) and current_platform.is_sleep_mode_available()
 
 
-class DeviceSleep:
-    """vLLM's own sleep mode."""
-
-    def begin(self, engine: LLMEngine, level: int) -> None:
-        """See `SleepMode`."""
+def fall_asleep(engine: LLMEngine, level: int) -> None:
+    """Free the memory; raises `Unsupported` before it frees anything."""
+    if not current_platform.is_cpu():
         engine.sleep(level)
+        return
+    check_system()
+    engine.collective_rpc(release_cache)
+    if level >= _LOSES_WEIGHTS:
+        engine.collective_rpc(release_weights)
 
-    def end(self, engine: LLMEngine, level: int) -> None:
-        """See `SleepMode`; the weights come first, while there is room to pack them."""
-        if level < _LOSES_WEIGHTS:
-            engine.wake_up()
-            return
+
+def wake_up(engine: LLMEngine, level: int) -> None:
+    """Take the memory again and restore the weights."""
+    is_on_cpu, has_weights = current_platform.is_cpu(), level < _LOSES_WEIGHTS
+    if is_on_cpu and not has_weights:  # the kernel supplies pages on the first write
+        engine.collective_rpc("reload_weights")
+        engine.collective_rpc(check_weights)
+    elif not is_on_cpu and has_weights:
+        engine.wake_up()
+    elif not is_on_cpu:  # the weights first, while there is room to pack them
         engine.wake_up(["weights"])
         engine.collective_rpc("reload_weights")
         engine.wake_up(["kv_cache"])
-
-    def prepare_end(self, engine: LLMEngine) -> None:
-        """Wake the engine: vLLM unmaps memory to free it, a CUDA error if it is not mapped."""
-        engine.wake_up()
-
-
-class HostSleep:
-    """Releases pages of host memory."""
-
-    def begin(self, engine: LLMEngine, level: int) -> None:
-        """See `SleepMode`."""
-        check_system()
-        engine.collective_rpc(release_cache)
-        if level >= _LOSES_WEIGHTS:
-            engine.collective_rpc(release_weights)
-
-    def end(self, engine: LLMEngine, level: int) -> None:
-        """See `SleepMode`; the kernel supplies pages on the first write."""
-        if level >= _LOSES_WEIGHTS:
-            engine.collective_rpc("reload_weights")
-            engine.collective_rpc(check_weights)
-
-    def prepare_end(self, engine: LLMEngine) -> None:
-        """Do nothing: the kernel supplies pages."""
-
-
-def choose_sleep(spec: ModelSpec) -> SleepMode | None:
-    """The sleep mode for a model on this device; None if it cannot sleep."""
-    if current_platform.is_cpu():
-        return HostSleep()
-    if spec.sleep_level and current_platform.is_sleep_mode_available():
-        return DeviceSleep()
-    return None
 
 
 # Exchanges the weights of an engine, and adds and removes its adapters.

@@ -30,7 +30,7 @@ class ModelTokenizer:
     def __init__(self, engine: LLMEngine, model: ModelConfig) -> None:
         tokenizer: Any = None if model.skip_tokenizer_init else engine.get_tokenizer()
         self.is_there = tokenizer is not None
-        self._tokenizer = tokenizer
+        self.of_vllm = tokenizer
         self._encode: Encode | None = tokenizer and text_encoder(tokenizer)
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._max_model_len: int = model.max_model_len
@@ -39,11 +39,6 @@ class ModelTokenizer:
             remember_end_token(tokenizer)
             self._chat = ChatPrompts(engine.renderer, self._max_model_len)
         self._end_tokens = _end_tokens(model, tokenizer)
-
-    @property
-    def of_vllm(self) -> Any:
-        """VLLM's tokenizer; None where there is none."""
-        return self._tokenizer
 
     def prompt(self, assignment: Assignment) -> list[int]:
         """The prompt as token ids; raises `InvalidRequest` if it cannot be tokenized."""
@@ -55,7 +50,7 @@ class ModelTokenizer:
             raise InvalidRequest(field, "this model has no tokenizer; give tokens")
         if request.prompt is not None:
             return encode_text(
-                "prompt", request.prompt, self._tokenizer, self._encode, self._max_model_len
+                "prompt", request.prompt, self.of_vllm, self._encode, self._max_model_len
             )
         return self._chat.tokens(request, assignment.accepted_ms)
 

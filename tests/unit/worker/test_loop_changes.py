@@ -1,24 +1,29 @@
-"""Operations on an engine besides requests, and their reports to the controller."""
+"""Commands that change the engine of a loop: sleep, wake, reload."""
 
 from __future__ import annotations
+
+import queue
 
 import pytest
 
 from worker.engines import Engine
-from worker.engines.simulated.backend import BROKEN, SimulatedBackend
+from worker.engines.simulated.backend import SimulatedBackend
+from worker.engines.simulated.engine import BROKEN
 from worker.messages import (
     Asleep,
     CommandRefused,
     Done,
     Ready,
     ReloadWeights,
-    ResetPrefixCache,
     Sleep,
     ToController,
+    ToProcess,
     Wake,
 )
 from worker.models import ModelSpec
-from worker.process.main import EngineControl
+from worker.process.lane_session import PipeLaneSession
+from worker.process.loop import EngineLoop
+from worker.process.recent_results import RecentResults
 
 
 class Ward:
@@ -28,7 +33,19 @@ class Ward:
         self.told: list[ToController] = []
         self.backend = SimulatedBackend()
         self.engine: Engine = self.backend.load(ModelSpec(name="sim", path="sim"))
-        self.care = EngineControl(self.engine, self.backend, self.told.append)
+        self.loop = EngineLoop(
+            self.engine,
+            queue.SimpleQueue(),
+            lambda _: PipeLaneSession(self.engine.info, self.told.append),
+            self.backend.memory,
+            self.told.append,
+            RecentResults(),
+        )
+
+    def care(self, command: ToProcess) -> None:
+        """Run a command."""
+        self.loop.inbox.put(command)
+        self.loop.run_once()
 
 
 @pytest.fixture
@@ -61,14 +78,11 @@ def test_an_unsupported_operation_is_refused(ward: Ward) -> None:
     assert (sleep.errand, reload.errand) == (None, ReloadWeights(BROKEN))
 
 
-def test_a_reset_reaches_the_engine(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[object] = []
-    monkeypatch.setattr(ward.engine, "reset", lambda: done.append(ResetPrefixCache()))
+def test_a_reload_reaches_the_engine(ward: Ward) -> None:
+    ward.care(ReloadWeights("/step-2"))
 
-    ward.care(ResetPrefixCache())
-
-    assert done == [ResetPrefixCache()]
-    assert ward.told == [Done(ResetPrefixCache())]
+    assert ward.engine.info.weights == "/step-2"
+    assert ward.told == [Done(ReloadWeights("/step-2"))]
 
 
 def test_a_fault_is_not_a_refusal(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
