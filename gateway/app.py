@@ -126,7 +126,7 @@ class Gateway:
             await send_error(answer.send, unavailable(str(error)))
         except Exception:
             if not answer.has_begun:
-                await send_error(answer.send, GatewayError(500, "server_error", _FAILED))
+                await send_error(answer.send, GatewayError(500, _FAILED))
             raise
         finally:
             self._open.discard(answer)
@@ -188,7 +188,7 @@ class Gateway:
         refusal = self._sites.refusal(scope["method"], headers, is_tls=is_tls)
         if refusal is not None:
             kind = "invalid_request_error" if refusal.status == 400 else "permission_error"
-            raise GatewayError(refusal.status, kind, refusal.why)
+            raise GatewayError(refusal.status, refusal.why, kind=kind)
 
     @routes("GET /v1/models", "models", answer="ModelCards")
     async def list_models(self, call: Call) -> None:

@@ -80,7 +80,7 @@ def find_model(
     if name is None:
         name = models.only or None
     if not isinstance(name, str):
-        raise GatewayError(400, "invalid_request_error", "name a model", param="model")
+        raise GatewayError(400, "name a model", param="model")
     profile = profiles.get(name)
     if profile is None or not may_use(name):
         raise unknown_model(name, filter(may_use, profiles))
@@ -91,4 +91,4 @@ def unknown_model(name: str, known: Iterable[str]) -> GatewayError:
     """The error for a model that the yard does not have; ``known`` are those that it might be."""
     hint = did_you_mean(name[:200], islice(known, _MOST_COMPARED)) or "; see GET /v1/models"
     message = f"the model {name[:200]!r} does not exist{hint}"
-    return GatewayError(404, "not_found_error", message, param="model", code="model_not_found")
+    return GatewayError(404, message, param="model", code="model_not_found")

@@ -40,7 +40,7 @@ def no_storage(_name: str) -> Handler:
 
     async def refuse(_call: Call) -> None:
         message = "this gateway keeps no files; its setting `files_dir` or `files_url` says where"
-        raise GatewayError(404, "not_found_error", message)
+        raise GatewayError(404, message)
 
     return refuse
 
@@ -66,7 +66,7 @@ class BatchesApi:
                 await handle(call)
             except OSError as error:
                 message = f"the file could not be stored or read: {error.strerror}"
-                raise GatewayError(507, "server_error", message) from error
+                raise GatewayError(507, message) from error
 
         return answer
 
@@ -130,8 +130,8 @@ class BatchesApi:
                 f"a tenant may have {most} files of {most_bytes} bytes together, and its batches"
                 " write two each: delete some; those that have expired go when files are listed"
             )
-            kind, code = "invalid_request_error", Code.QUOTA_EXCEEDED
-            raise GatewayError(413, kind, message, param="file", code=code)
+            code = Code.QUOTA_EXCEEDED
+            raise GatewayError(413, message, param="file", code=code)
 
     async def _file(self, call: Call) -> StoredFile:
         file_id = call.params["file_id"]
@@ -162,7 +162,7 @@ class BatchesApi:
         reader = self._reader_of(tenant, file_id)
         if reader is not None:
             message = f"the batch {reader.id} reads this file; cancel it first"
-            raise GatewayError(409, "conflict_error", message, param="file_id")
+            raise GatewayError(409, message, param="file_id")
         if not self._files.delete(tenant, file_id):
             raise no_file(file_id)
 
@@ -217,7 +217,7 @@ class BatchesApi:
             raise no_file(asked.input_file_id, "input_file_id")
         if source.purpose != "batch":
             message = f"input_file_id: the purpose of that file is {source.purpose!r}, not 'batch'"
-            raise GatewayError(400, "invalid_request_error", message, param="input_file_id")
+            raise GatewayError(400, message, param="input_file_id")
         if self._records.find(tenant, asked.id) is None:
             self._check_quota(tenant, 2, 0)  # its results and its errors
         record, is_new = self._records.open(tenant, asked)
@@ -244,7 +244,7 @@ class BatchesApi:
         record = self._records.find(call.principal.tenant, batch_id)
         if record is None:
             message = f"No batch found with id {batch_id[:80]!r}."
-            raise GatewayError(404, "invalid_request_error", message, param="batch_id")
+            raise GatewayError(404, message, param="batch_id", kind="invalid_request_error")
         return record
 
     def _list_batches(self, tenant: str, query: dict[str, str]) -> bytes:

@@ -189,4 +189,4 @@ def name_in(tenant: str, rest: str) -> str:
 def no_file(file_id: str, param: str = "file_id") -> GatewayError:
     """The error for an id that names no file of this tenant."""
     message = f"No such File object: {file_id[:80]!r}"
-    return GatewayError(404, "invalid_request_error", message, param=param)
+    return GatewayError(404, message, param=param, kind="invalid_request_error")

@@ -146,7 +146,7 @@ class LineAsker:
             raise Unanswered
         if is_empty:
             message = f"the body cannot be rendered to a prompt: {fault}"
-            raise GatewayError(400, "invalid_request_error", message) from fault
+            raise GatewayError(400, message) from fault
         return caught.status, caught.body
 
     def _may_use(self, model: str) -> bool:

@@ -60,7 +60,7 @@ async def _read(receive: Receive, form: _Form, upload: NewFile, limit: int) -> N
     while not is_last:
         message = await receive()
         if message["type"] != "http.request":
-            raise GatewayError(499, "invalid_request_error", "the client disconnected")
+            raise GatewayError(499, "the client disconnected")
         is_last = not message.get("more_body", False)
         piece = message.get("body", b"")
         size += len(piece)
@@ -212,12 +212,12 @@ def _shown(filename: str) -> str:
 
 
 def _bad(message: str, param: str | None = None) -> GatewayError:
-    return GatewayError(400, "invalid_request_error", message, param=param)
+    return GatewayError(400, message, param=param)
 
 
 def _too_large(limit: int) -> GatewayError:
     message = f"the file has more than {limit} bytes"
-    return GatewayError(413, "invalid_request_error", message, param="file")
+    return GatewayError(413, message, param="file")
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ def _refuses(what: str) -> Callable[..., NoReturn]:
 
     def refuse(*_: object, **__: object) -> NoReturn:
         message = f"{what}: use the command `tokenyard`, not the gateway"
-        raise GatewayError(501, "not_implemented_error", message)
+        raise GatewayError(501, message)
 
     return refuse
 
@@ -159,14 +159,9 @@ class QueueEngineClient(EngineClient):
         trace_headers: Mapping[str, str] | None,
     ) -> Request:
         if core.prompt_token_ids is None or core.mm_features:
-            raise GatewayError(400, "invalid_request_error", _TEXT_ONLY)
+            raise GatewayError(400, _TEXT_ONLY)
         if priority < 0 and not context.may_go_first:
-            raise GatewayError(
-                403,
-                "permission_error",
-                "this key may not use a negative priority",
-                param="priority",
-            )
+            raise GatewayError(403, "this key may not use a negative priority", param="priority")
         is_stream = params.output_kind is RequestOutputKind.DELTA
         # The text of a stream is made here, token by token.
         detokenize = params.detokenize and (
@@ -294,7 +289,7 @@ class QueueEngineClient(EngineClient):
 def _refused(error: Exception) -> GatewayError:
     """A refusal in the words of vLLM's server."""
     told = create_error_response(error).error
-    return GatewayError(told.code, told.type, told.message, param=told.param, code=told.code)
+    return GatewayError(told.code, told.message, param=told.param, code=told.code, kind=told.type)
 
 
 def _text_of(prompt: Any) -> str | None:

@@ -54,9 +54,7 @@ def wire_params(params: vllm.SamplingParams, *, detokenize: bool) -> SamplingPar
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$.")
         param = where.rstrip("`") or None
-        raise GatewayError(
-            400, "invalid_request_error", f"{param}: {message}" if param else message, param=param
-        ) from error
+        raise GatewayError(400, f"{param}: {message}" if param else message, param=param) from error
 
 
 def check_constraint(params: vllm.SamplingParams, max_bytes: int) -> None:

@@ -50,7 +50,7 @@ class SideLoop:
         try:
             if turn.waiting_bytes > max(_MOST_BYTES, size):
                 message = "too many of your large requests are being read; send fewer at a time"
-                raise GatewayError(429, "rate_limit_error", message, retry_after_s=1.0)
+                raise GatewayError(429, message, retry_after_s=1.0)
             async with turn.lock:
                 is_over = asyncio.Event()
                 place = _Place(asyncio.get_running_loop(), is_over)

@@ -49,7 +49,7 @@ def error_event(event: bytes, error: GatewayError | None, request_id: str) -> by
         return event
     if error is None:
         text = event.partition(b"data: ")[2]
-        error = GatewayError(500, "server_error", _message_of(text))
+        error = GatewayError(500, _message_of(text))
     return _EVENT + b"data: " + error_body(error.status, error.message, request_id)
 
 

@@ -45,4 +45,4 @@ class BodyErrors:
             why = "it has a value that was not expected"
         log.warning("vLLM's front end failed at a body for %s: %s", self._path, why)
         message = f"the body cannot be rendered to a prompt: {why}"
-        await send_error(self._send, GatewayError(400, "invalid_request_error", message))
+        await send_error(self._send, GatewayError(400, message))

@@ -18,4 +18,4 @@ class GatewayConnection(BoundedConnection):
         """An error as OpenAI's or Anthropic's clients expect it."""
         if is_of_messages(self.url.partition(b"?")[0].decode("latin-1")):
             return error_body(status, message, secrets.token_hex(16))
-        return GatewayError(status, "invalid_request_error", message).body()
+        return GatewayError(status, message).body()

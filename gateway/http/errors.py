@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tokenyard.protocol.errors import Code, http_error
+from tokenyard.protocol.errors import Code, http_status, http_type
 from tokenyard.protocol.replies import ErrorInfo
 
 #: A host tries again to load a model that failed there after a pause of so long, about.
@@ -20,9 +20,9 @@ class GatewayError(Exception):
     def __init__(
         self,
         status: int,
-        kind: str,
         message: str,
         *,
+        kind: str | None = None,
         param: str | None = None,
         code: str | int | None = None,
         retry_after_s: float | None = None,
@@ -30,7 +30,7 @@ class GatewayError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.kind = kind
+        self.kind = kind or http_type(status)
         self.message = message
         self.param = param
         self.code = code
@@ -64,7 +64,7 @@ def as_json(body: dict[str, Any]) -> bytes:
 
 def invalid(name: str, message: str) -> GatewayError:
     """The error of one field, header or parameter that cannot be used: status 400."""
-    return GatewayError(400, "invalid_request_error", f"{name}: {message}", param=name)
+    return GatewayError(400, f"{name}: {message}", param=name)
 
 
 def unavailable(
@@ -75,20 +75,19 @@ def unavailable(
     retry_after_s: float = 1.0,
 ) -> GatewayError:
     """The error of what may be asked again later: status 503."""
-    kind = "service_unavailable_error"
-    return GatewayError(503, kind, message, param=param, code=code, retry_after_s=retry_after_s)
+    return GatewayError(503, message, param=param, code=code, retry_after_s=retry_after_s)
 
 
 def of_result(error: ErrorInfo | None) -> GatewayError:
     """The error of a request that ended without an answer."""
     if error is None:
-        return GatewayError(500, "server_error", "the request failed")
+        return GatewayError(500, "the request failed")
     if error.code == Code.MODEL_UNAVAILABLE:  # a name that the yard does not have came not so far
         return unavailable(
             error.message, param="model", code=error.code, retry_after_s=LOAD_AGAIN_S
         )
-    status, kind = http_error(error.code)
+    status = http_status(error.code)
     param, _, rest = error.message.partition(": ")
     is_field = status == 400 and rest and " " not in param
     name = param.removeprefix("params.") if is_field else None
-    return GatewayError(status, kind, error.message, param=name, code=error.code)
+    return GatewayError(status, error.message, param=name, code=error.code)

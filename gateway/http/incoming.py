@@ -76,7 +76,7 @@ class Bodies:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise GatewayError(499, "invalid_request_error", "the client disconnected")
+                    raise GatewayError(499, "the client disconnected")
                 part = message.get("body", b"")
                 parts.append(part)
                 size += len(part)
@@ -102,14 +102,14 @@ class Bodies:
     def _check(self, client: str) -> None:
         if self._unfinished[client] > self._most // 4:
             message = "too many bytes of your requests are unfinished; send fewer at a time"
-            raise GatewayError(429, "rate_limit_error", message, retry_after_s=1.0)
+            raise GatewayError(429, message, retry_after_s=1.0)
         if self._unfinished.total() > self._most:
             raise unavailable("too many bytes of requests are unfinished")
 
 
 def too_large(limit: int) -> GatewayError:
     """The refusal of a body that has too many bytes."""
-    return GatewayError(413, "invalid_request_error", f"the body has more than {limit} bytes")
+    return GatewayError(413, f"the body has more than {limit} bytes")
 
 
 def is_small(raw: bytes) -> bool:
@@ -127,7 +127,7 @@ def require_json(headers: Headers) -> None:
     kind = headers.get("content-type", "").lower().split(";", maxsplit=1)[0]
     if kind != "application/json":
         message = "Unsupported Media Type: Only 'application/json' is allowed"
-        raise GatewayError(400, "invalid_request_error", message)
+        raise GatewayError(400, message)
 
 
 def parse_body(raw: bytes, max_items: int = MAX_BODY_ITEMS) -> dict[str, Any]:
@@ -136,13 +136,11 @@ def parse_body(raw: bytes, max_items: int = MAX_BODY_ITEMS) -> dict[str, Any]:
     try:
         body = json.loads(raw, cls=None if raw.count(b",") < _FEW_ITEMS else _DecoderInPython)
     except (ValueError, RecursionError) as error:
-        raise GatewayError(
-            400, "invalid_request_error", f"the body is not JSON: {error}"
-        ) from error
+        raise GatewayError(400, f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise GatewayError(400, "invalid_request_error", "the body is not a JSON object")
+        raise GatewayError(400, "the body is not a JSON object")
     if _SURROGATE.search(raw) is not None and not _is_unicode(body):
-        raise GatewayError(400, "invalid_request_error", "a text in the body is not Unicode")
+        raise GatewayError(400, "a text in the body is not Unicode")
     return body
 
 
@@ -167,7 +165,7 @@ def check_body(raw: bytes, max_items: int = MAX_BODY_ITEMS) -> None:
                 f"the body has more than {max_items} values, of which each list, object and member "
                 f"of an object counts for {_WEIGHT}"
             )
-            raise GatewayError(413, "invalid_request_error", message)
+            raise GatewayError(413, message)
     nested = b"".join(found).translate(None, b",:")
     for _ in range(MAX_DEPTH):
         before, nested = nested, nested.replace(b"[]", b"").replace(b"{}", b"")
@@ -175,7 +173,7 @@ def check_body(raw: bytes, max_items: int = MAX_BODY_ITEMS) -> None:
             return
     if nested:
         message = f"the body is nested more than {MAX_DEPTH} levels deep"
-        raise GatewayError(400, "invalid_request_error", message)
+        raise GatewayError(400, message)
 
 
 def _items(text: bytes) -> int:
@@ -257,7 +255,7 @@ def read_choice(headers: Headers, name: str, usual: str, other: str) -> str:
     given = headers.get(name, usual)
     if given not in (usual, other):
         message = f"{name}: give `{usual}` or `{other}`"
-        raise GatewayError(400, "invalid_request_error", message, param=name)
+        raise GatewayError(400, message, param=name)
     return given
 
 

@@ -54,7 +54,6 @@ class Principal:
         if not isinstance(tier, str | None) or tier not in _TIERS:
             raise GatewayError(
                 400,
-                "invalid_request_error",
                 f"service_tier: give one of {', '.join(filter(None, _TIERS))}",
                 param="service_tier",
             )
@@ -64,10 +63,7 @@ class Principal:
             chosen = allowed[0] if allowed else "normal"
         if not self._may_have(chosen):
             raise GatewayError(
-                403,
-                "permission_error",
-                f"this key may not use the service tier {tier!r}",
-                param="service_tier",
+                403, f"this key may not use the service tier {tier!r}", param="service_tier"
             )
         return chosen
 
@@ -103,7 +99,7 @@ class PrincipalLookup:
             raise _refusal("this key is not valid")
         if not principal.tenant:
             message = "this key opens the board only: the API needs a key of a tenant"
-            raise GatewayError(403, "permission_error", message)
+            raise GatewayError(403, message)
         return principal
 
     async def _read(self, digest: str) -> Principal | None:
@@ -137,4 +133,4 @@ def _key_of(headers: Headers) -> str:
 
 
 def _refusal(message: str) -> GatewayError:
-    return GatewayError(401, "authentication_error", message, code="invalid_api_key")
+    return GatewayError(401, message, code="invalid_api_key")

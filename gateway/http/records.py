@@ -39,7 +39,7 @@ def durable_id(client: str, key: str | None) -> str:
         return secrets.token_hex(16)
     if not 1 <= len(key) <= MAX_KEY or not key.isprintable():
         message = f"Idempotency-Key: give 1 to {MAX_KEY} printable characters"
-        raise GatewayError(400, "invalid_request_error", message, param="Idempotency-Key")
+        raise GatewayError(400, message, param="Idempotency-Key")
     return blake2b(f"{client}/{key}".encode(), digest_size=16).hexdigest()
 
 
@@ -96,7 +96,7 @@ class Records:
         known = await self._queue.command("GET", self._queue.keys.http_record(client, name))
         if known is None:
             message = "Last-Event-ID: this event is no longer known; ask again from the start"
-            raise GatewayError(404, "not_found_error", message, code="event_not_found")
+            raise GatewayError(404, message, code="event_not_found")
         return _checked(known, print_)
 
 
@@ -111,7 +111,6 @@ def key_reused() -> GatewayError:
     """The refusal of a key that came with another body before."""
     return GatewayError(
         422,
-        "invalid_request_error",
         "this idempotency key was used with another body; take a new key",
         param="Idempotency-Key",
         code="idempotency_key_reused",

@@ -147,7 +147,7 @@ class Router:
             query = scope["query_string"].decode("latin-1")
             place = {"location": quote(bare) + (f"?{query}" if query else "")}
             message = f"this is at {bare}"
-            raise GatewayError(307, "invalid_request_error", message, extra_headers=place)
+            raise GatewayError(307, message, extra_headers=place)
 
     def refusal(self, method: str, path: str) -> GatewayError:
         """The error for what is not served: 405 where the path has other methods, else 404."""
@@ -156,9 +156,9 @@ class Router:
             allowed = ", ".join(sorted(endpoint.routes, key=_METHODS.index))
             message = f"{path} has {allowed}, not {method}"
             headers = {"allow": allowed}
-            return GatewayError(405, "invalid_request_error", message, extra_headers=headers)
+            return GatewayError(405, message, extra_headers=headers)
         # A base URL may have one `/v1` too few or too many.
         others = (one for one in (f"/v1{path}", path.removeprefix("/v1")) if self.find(one)[0])
         meant = next(others, "")
         hint = f"did you mean {meant}?" if meant else "see GET /openapi.json"
-        return GatewayError(404, "not_found_error", f"there is no {method} {path}; {hint}")
+        return GatewayError(404, f"there is no {method} {path}; {hint}")

@@ -111,9 +111,7 @@ class YardQueue:
                 yield reply
         except TimeoutError as error:
             message = "nobody ended the request at its deadline"
-            raise GatewayError(
-                504, "timeout_error", message, code=Code.DEADLINE_EXCEEDED
-            ) from error
+            raise GatewayError(504, message, code=Code.DEADLINE_EXCEEDED) from error
         finally:
             self._reader.forget(stream)
             goes_on = context.continues or (self.is_leaving and context.can_come_back)
@@ -156,7 +154,6 @@ def _refusal(acceptance: Acceptance) -> GatewayError | None:
         case Submitted.FULL:
             return GatewayError(
                 429,
-                "rate_limit_error",
                 "the queue is full",
                 code="QUEUE_FULL",
                 retry_after_s=acceptance.retry_after_ms / 1000,
@@ -164,7 +161,6 @@ def _refusal(acceptance: Acceptance) -> GatewayError | None:
         case Submitted.QUOTA:
             return GatewayError(
                 429,
-                "rate_limit_error",
                 quota_exceeded(acceptance.limit, acceptance.retry_after_s),
                 code=Code.QUOTA_EXCEEDED,
                 retry_after_s=acceptance.retry_after_s,
@@ -178,10 +174,7 @@ def _refusal(acceptance: Acceptance) -> GatewayError | None:
             )
         case Submitted.REUSED:
             return GatewayError(
-                422,
-                "invalid_request_error",
-                "this idempotency key was used for another request",
-                code="ID_REUSED",
+                422, "this idempotency key was used for another request", code="ID_REUSED"
             )
         case _:
             return None

@@ -120,11 +120,7 @@ class ResponsesApi:
         if before is None or status is None:
             message = f"Previous response with id {previous[:80]!r} not found."
             raise GatewayError(
-                400,
-                "invalid_request_error",
-                message,
-                param="previous_response_id",
-                code="previous_response_not_found",
+                400, message, param="previous_response_id", code="previous_response_not_found"
             )
         if status != "over":
             raise invalid("previous_response_id", f"that response is still {status}")
@@ -180,12 +176,7 @@ class ResponsesApi:
         """Cancel a response that was made with `background`."""
         stored = await self._stored(call)
         if not stored.is_background:
-            raise GatewayError(
-                400,
-                "invalid_request_error",
-                "Cannot cancel a synchronous response.",
-                param="response_id",
-            )
+            raise GatewayError(400, "Cannot cancel a synchronous response.", param="response_id")
         if await self._store.status(stored) in ("queued", "in_progress"):
             await self._store.cancel(stored)
         await send_body(call.send, 200, dump(await self._now(stored)))

@@ -62,7 +62,7 @@ def for_front_end(
         return text.encode()
     except (ValueError, RecursionError) as error:
         message = f"the body is not JSON in UTF-8: {error}"
-        raise GatewayError(400, "invalid_request_error", message) from error
+        raise GatewayError(400, message) from error
 
 
 def _flag(body: Mapping[str, Any], name: str, *, default: bool) -> bool:

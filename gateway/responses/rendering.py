@@ -191,14 +191,14 @@ def _as_error(messages: list[Message]) -> GatewayError | None:
         kind, message = str(error["type"]), str(error["message"])
     except (ValueError, LookupError, TypeError):
         return None
-    return GatewayError(status, kind, message, param=error.get("param"))
+    return GatewayError(status, message, param=error.get("param"), kind=kind)
 
 
 def _not_rendered(stored: StoredResponse, fault: Exception | None) -> GatewayError:
     """The error for a body at which vLLM's front end fails before it asks the queue."""
     log.warning("vLLM's front end failed at the body of %s: %r", stored.id, fault)
     message = f"the body cannot be rendered to a prompt: {fault}"
-    return GatewayError(400, "invalid_request_error", message)
+    return GatewayError(400, message)
 
 
 def _unreadable() -> GatewayError:

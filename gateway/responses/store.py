@@ -85,7 +85,6 @@ class ResponseStore:
             await self._count(mine, -1)
             raise GatewayError(
                 429,
-                "rate_limit_error",
                 "your stored responses take as much memory as the broker has left; delete some, or "
                 "send `store: false`",
                 code=Code.QUOTA_EXCEEDED,
@@ -139,4 +138,4 @@ def _pack(stored: StoredResponse) -> bytes:
 def not_found(response_id: str) -> GatewayError:
     """The error for an id that names no response of this client."""
     message = f"Response with id {response_id[:80]!r} not found."
-    return GatewayError(404, "invalid_request_error", message, param="response_id")
+    return GatewayError(404, message, param="response_id", kind="invalid_request_error")

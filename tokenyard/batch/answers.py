@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from tokenyard.batch.lines import BadLine, ParsedLine
-from tokenyard.protocol.errors import http_error
+from tokenyard.protocol.errors import http_status, http_type
 from tokenyard.protocol.parse import BadJson, ForeignJson
 from tokenyard.protocol.replies import Choice, ErrorInfo, Result
 
@@ -155,9 +155,14 @@ def answer_line(
         response = Response(200, result.id, _body(name, line, result, int(now_s)))
         return OutputLine(id=name, custom_id=line.custom_id, response=response)
     error = result.error or ErrorInfo(result.status, "the request did not complete")
-    status, kind = http_error(error.code)
+    status = http_status(error.code)
     body = {
-        "error": {"message": error.message, "type": kind, "param": None, "code": error.code},
+        "error": {
+            "message": error.message,
+            "type": http_type(status),
+            "param": None,
+            "code": error.code,
+        },
     }
     return OutputLine(
         id=name,

@@ -62,21 +62,39 @@ class Code(enum.StrEnum):
     ENTRY_LOST = "ENTRY_LOST"
 
 
-#: HTTP status and OpenAI's type of error, by the code of a failed result.
-_HTTP: Final[Mapping[str, tuple[int, str]]] = {
-    Code.INVALID_REQUEST: (400, "invalid_request_error"),
-    Code.CANCELLED: (409, "conflict_error"),
-    Code.ID_REUSED: (422, "invalid_request_error"),
-    Code.QUEUE_FULL: (429, "rate_limit_error"),
-    Code.QUOTA_EXCEEDED: (429, "rate_limit_error"),
-    Code.MODEL_UNAVAILABLE: (503, "service_unavailable_error"),
-    Code.DEADLINE_EXCEEDED: (504, "timeout_error"),
+#: HTTP status of a failed result, by its code.
+_STATUSES: Final[Mapping[str, int]] = {
+    Code.INVALID_REQUEST: 400,
+    Code.CANCELLED: 409,
+    Code.ID_REUSED: 422,
+    Code.QUEUE_FULL: 429,
+    Code.QUOTA_EXCEEDED: 429,
+    Code.MODEL_UNAVAILABLE: 503,
+    Code.DEADLINE_EXCEEDED: 504,
+}
+#: OpenAI's types of errors, by their status.
+_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_implemented_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+    507: "server_error",
 }
 
 
-def http_error(code: str) -> tuple[int, str]:
-    """HTTP status and OpenAI's type of a failed result, over HTTP and in the files of batches."""
-    return _HTTP.get(code, (500, "server_error"))
+def http_status(code: str) -> int:
+    """HTTP status of a failed result, over HTTP and in the files of batches."""
+    return _STATUSES.get(code, 500)
+
+
+def http_type(status: int) -> str:
+    """OpenAI's type of the errors with an HTTP status."""
+    return _TYPES.get(status, "invalid_request_error")
 
 
 def reused(request_id: str) -> str:

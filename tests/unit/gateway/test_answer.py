@@ -16,7 +16,7 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import ErrorInfo
 
 NAME = "0123456789abcdef0123456789abcdef"
-FULL = GatewayError(429, "rate_limit_error", "the queue is full", retry_after_s=2.5)
+FULL = GatewayError(429, "the queue is full", retry_after_s=2.5)
 STREAM = {"type": "http.response.start", "status": 200}
 STREAM["headers"] = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
@@ -206,7 +206,7 @@ def test_the_sdks_see_no_event_in_a_comment() -> None:
 @pytest.mark.parametrize(
     ("of_queue", "status", "message"),
     [
-        (GatewayError(504, "timeout_error", "too late"), "timeout_error", "too late"),
+        (GatewayError(504, "too late"), "timeout_error", "too late"),
         (None, "api_error", "no valid JSON"),
     ],
     ids=["of-the-queue", "of-the-front-end"],

@@ -24,9 +24,7 @@ Ask = Callable[[Any, str, dict[str, Any]], Any]
 
 
 def refused(retry_after_s: float) -> GatewayError:
-    return GatewayError(
-        429, "rate_limit_error", "tokens_per_day: reached", retry_after_s=retry_after_s
-    )
+    return GatewayError(429, "tokens_per_day: reached", retry_after_s=retry_after_s)
 
 
 def answers(

@@ -65,7 +65,7 @@ def test_an_error_without_a_message_has_one(text: bytes) -> None:
 
 
 def test_an_error_of_the_gateway_keeps_its_headers() -> None:
-    full = GatewayError(429, "rate_limit_error", "the queue is full", retry_after_s=2.5)
+    full = GatewayError(429, "the queue is full", retry_after_s=2.5)
     connection = Connection()
     asyncio.run(send_error(MessagesAnswer(connection.send).send, full))
 

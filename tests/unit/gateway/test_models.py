@@ -76,7 +76,7 @@ class Ends:
         await self.may_finish.wait()
         if profile.path in self.broken:
             self.failed.append((profile, time.monotonic()))
-            raise GatewayError(503, "service_unavailable_error", f"no {profile.path}")
+            raise GatewayError(503, f"no {profile.path}")
         if profile.path in self.strange:
             self.failed.append((profile, time.monotonic()))
             raise LookupError(profile.path)

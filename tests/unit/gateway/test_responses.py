@@ -94,7 +94,7 @@ def test_the_last_event_of_a_stream_has_the_final_response(kind: str) -> None:
 def test_a_stream_that_breaks_off_gets_its_last_event(code: str, kind: str, status: str) -> None:
     sink = Sink()
     sink.feed(event("response.created"), DELTA)
-    sink.fail(GatewayError(500, "server_error", "why", code=code))
+    sink.fail(GatewayError(500, "why", code=code))
 
     last = sink.body.split(b"\n\n")[-2].decode()
     content = json.loads(last.partition("\ndata: ")[2])
@@ -108,7 +108,7 @@ def test_a_stream_that_breaks_off_gets_its_last_event(code: str, kind: str, stat
 def test_a_500_is_passed_on_only_where_the_ticket_says_why(is_explained: bool) -> None:
     sink = Sink()
     if is_explained:
-        sink.ticket.fail(GatewayError(429, "rate_limit_error", "full"))
+        sink.ticket.fail(GatewayError(429, "full"))
     sink.send(head(500, b"application/json"))
     sink.send({"type": "http.response.body", "body": b"{}"})
     assert sink.tap.status == 500
@@ -116,7 +116,7 @@ def test_a_500_is_passed_on_only_where_the_ticket_says_why(is_explained: bool) -
 
 
 def test_codes_are_those_of_openai() -> None:
-    error = GatewayError(400, "invalid_request_error", "why", code="INVALID_REQUEST")
+    error = GatewayError(400, "why", code="INVALID_REQUEST")
     assert failure(error)["error"] == {"code": "invalid_prompt", "message": "why"}
 
 
