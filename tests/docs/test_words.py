@@ -22,7 +22,7 @@ NAMED = re.compile(r"^\s*(?:class|def|async def)\s+(\w+)", re.MULTILINE)
 OFTEN = 3
 MOST = 25
 #: Ordinary English, which says what it means.
-ORDINARY = {"asking", "locating", "lost", "simulated"}
+ORDINARY = {"asking", "locating", "lost", "simulated", "submission"}
 
 
 def words_of(name: str) -> list[str]:
