@@ -78,7 +78,7 @@ def test_submit_and_status_say_that_no_worker_is_there(
     why = "a batch worker, and none is there: start `tokenyard batch worker`"
     assert json.loads(alone.call("status", job, "--json").stdout)["waits_for"] == why
     assert "none is there" in alone.call("status", job).stdout
-    waited = alone.call("status", job, "--wait", "--timeout", 0.1)
+    waited = alone.call("status", job, "--wait", "--timeout", 0.001)
     assert (waited.exit_code, f"{job} waits for {why}\n") == (Exit.TIMEOUT, waited.stderr)
     # If one is there, I expect the job to wait for its turn.
     alone.worker()

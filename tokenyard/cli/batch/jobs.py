@@ -114,10 +114,12 @@ def status(ctx: click.Context, job_id: str, wait: bool, timeout: float, as_json:
         while True:
             job = queue.find(job_id)
             batch, waits_for = batch_of(job), queue.waits_for(job)
-            if not wait or batch.is_over or clock.monotonic() >= give_up:
+            if not wait or batch.is_over:
                 break
             if waits_for != told and (told := waits_for):
                 say(f"{job_id} waits for {told}", err=True)
+            if clock.monotonic() >= give_up:
+                break
             clock.sleep(_POLL_S)
     if as_json:
         say(msgspec.json.encode(msgspec.to_builtins(batch) | {"waits_for": waits_for}))
