@@ -110,7 +110,7 @@ class WholeOutputs:
 
     def _make(self, output: str, errors: str, names: list[str]) -> None:
         try:
-            last = self._close(output, names)
+            last = self._close_parts(output, names)
             with ExitStack() as stack:
                 results = stack.enter_context(_Whole(self._storage, output))
                 failed = stack.enter_context(_Whole(self._storage, errors))
@@ -126,10 +126,11 @@ class WholeOutputs:
             with self._lock:
                 del self._made[output]
 
-    def _close(self, output: str, names: list[str]) -> int:
-        """Take the number behind the last part, so that a worker that still lives stops there.
+    def _close_parts(self, output: str, names: list[str]) -> int:
+        """Write an empty part after the last one; its number.
 
-        Otherwise it might store more than the parts have, and be overwritten.
+        An earlier worker of this batch that still runs fails to write a part with that number, and
+        stops. Otherwise it could add a part that the whole files lack.
         """
         last, number = read_part(self._storage, names[-1]), part_number(names[-1])
         if not last.results.content and not last.errors.content:

@@ -191,6 +191,7 @@ class CommandHandler:
         self._acknowledge(entry, command.worker, reason)
 
     def _why_unfit(self, command: Command) -> str:
+        """Why a model cannot have the weights of a `check`; "" if it can."""
         spec = self._catalog.get(command.model)
         if spec is None:
             return f"{command.model!r} is not in the models file of this host"

@@ -93,7 +93,7 @@ class Controller:
         Tracer("", "", settings.otlp_endpoint).check()  # once here, not in each process
         self._outage = Outage(log, "joining the yard")
         self._swapped_ms: dict[int, int] = {}  # by device: the last change of model
-        self._going: dict[str, str] = {}  # by process: the model that it releases
+        self._releasing: dict[str, str] = {}  # by process: the model that it releases
         names = [member.name for member in self._pool.members]
         self._metrics = HostMetrics(names, self._catalog.keys())
         self._health = Health(settings.liveness_timeout_s)
@@ -305,8 +305,8 @@ class Controller:
 
     def _note_end(self, member: WorkerProcessHandle) -> None:
         """Note how long a model took to unload or fall asleep."""
-        if member.state in (State.WARM, State.ASLEEP) and member.name in self._going:
-            self._host.gone(self._going.pop(member.name), sum(member.phases_s.values()))
+        if member.state in (State.WARM, State.ASLEEP) and member.name in self._releasing:
+            self._host.gone(self._releasing.pop(member.name), sum(member.phases_s.values()))
 
     def gives_way(self, member: WorkerProcessHandle) -> None:
         """See `PoolListener`; an incarnation serves at most one model, so it ends."""
@@ -314,15 +314,15 @@ class Controller:
         if member.worker and not self._join(member, why):
             self._leave(member, "left", why)
         if member.spec and member.is_awake:
-            self._going[member.name] = member.spec.name
+            self._releasing[member.name] = member.spec.name
         goal = self._pool.goals[member.device]
         if goal and goal.spec is not member.spec and member.is_awake:
             self._swapped_ms.update(dict.fromkeys(member.devices, clock.wall_ms()))
 
     def died(self, member: WorkerProcessHandle, why: Why, reason: str) -> None:
-        """See `PoolListener`; its lane is released immediately."""
+        """See `PoolListener`: the lane of the process is released immediately."""
         self._leave(member, why, reason)
-        self._going.pop(member.name, None)
+        self._releasing.pop(member.name, None)
         self._metrics.ended(member, why)
         member.note_error("" if why == "left" else reason)
         self._commands.died(member, reason)

@@ -346,6 +346,7 @@ def bar_of(timeline: Timeline) -> list[BarPart]:
 
 
 def _spans(timeline: Timeline) -> Iterator[tuple[Phase, str, int]]:
+    """The phases of a request's life: kind, label, milliseconds."""
     if timeline.accepted_ms is None:
         return
     end_ms = timeline.ended_ms or timeline.now_ms

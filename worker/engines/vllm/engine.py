@@ -162,7 +162,7 @@ class VllmEngine:
         check_params(params, self._vocab_size)
         self._grammars.check(params)
         self._reasoning.check(request)
-        self._check_runner(params)
+        self._check_for_runner(params)
         self._tokenizer.check(params, request.wants_text)
         prompt = self._tokenizer.prompt(assignment)
         check_prompt(prompt_field(request), prompt, self._vocab_size, self._max_model_len)
@@ -316,7 +316,7 @@ class VllmEngine:
             self._go_on_with_all(asked)
             return
         answer = Continued(asked, self._tokenizer.text_stream(asked))
-        ended = self._tokenizer.ending(asked)
+        ended = self._tokenizer.ending_of_published(asked)
         if ended is not None:
             self._ready.append(answer.ended(*ended))
         else:
@@ -332,7 +332,7 @@ class VllmEngine:
         self._branches[asked.key] = [one.request_id for one in made]
         for branch in made:
             answer = branch.answer
-            ended = self._tokenizer.ending(branch.asked)
+            ended = self._tokenizer.ending_of_published(branch.asked)
             if answer.stopped is not None:
                 ended = "stop", answer.stopped
             if ended is not None:
@@ -416,11 +416,11 @@ class VllmEngine:
             return
         self._go_on(asked)
 
-    def _check_runner(self, params: SamplingParams) -> None:
-        """Raise `InvalidRequest` for requests that would harm others in the same step.
+    def _check_for_runner(self, params: SamplingParams) -> None:
+        """Refuse parameters with which the model runner would give wrong answers in this step.
 
         In vLLM's V1 model runner a request that names token ids replaces the logprobs of all other
-        requests in the step by those of token 0.
+        requests in the step by those of token 0. Raises `InvalidRequest`.
         """
         if params.logprob_token_ids and not self._has_second_runner:
             raise InvalidRequest(

@@ -87,7 +87,7 @@ class ModelTokenizer:
         asks = wanted(params) is not None or params.prompt_logprobs is not None
         return asked.reads_text or asks
 
-    def ending(self, asked: EngineRequest) -> Ending | None:
+    def ending_of_published(self, asked: EngineRequest) -> Ending | None:
         """Finish and stop reason if the published tokens are the whole answer, else None."""
         params, count = asked.params, len(asked.published)
         if not count:
