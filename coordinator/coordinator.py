@@ -46,7 +46,8 @@ from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import LostLeadership, Scripts, load_scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.calls import LostLeadership, load_scripts
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
 from tokenyard.telemetry.tracing import Tracer

@@ -17,7 +17,7 @@ from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError, unavailable
 from gateway.queue.calls import Bursts, Command, call, call_behind, carry_out
 from gateway.queue.replies import ReplyReader
-from tokenyard import clock, scripts
+from tokenyard import clock
 from tokenyard.broker.connection import AsyncRedis, open_async_connection, translated
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code, TokenyardError, quota_exceeded
@@ -32,8 +32,9 @@ from tokenyard.protocol.tenants import (
     decode_tenant,
 )
 from tokenyard.protocol.wire import Request
-from tokenyard.scripts import Acceptance, Arg, Cancelled, Submitted
-from tokenyard.scripts.client import CANCEL_ATTEMPTS, PLACE_FIELDS, cancel, place_of
+from tokenyard.scripts import client as scripts
+from tokenyard.scripts.answers import Acceptance, Cancelled, Submitted
+from tokenyard.scripts.calls import Arg
 
 log = logging.getLogger("tokenyard.gateway")
 
@@ -138,10 +139,10 @@ class YardQueue:
         """Cancel a request wherever it is."""
         code, ledger = Cancelled.MOVED, self.keys.ledger(client, request_id)
         with contextlib.suppress(TokenyardError):
-            for _ in range(CANCEL_ATTEMPTS):
-                seen = await self.command("HMGET", ledger, *PLACE_FIELDS)
-                state, where = place_of(seen)
-                wanted = cancel(
+            for _ in range(scripts.CANCEL_ATTEMPTS):
+                seen = await self.command("HMGET", ledger, *scripts.PLACE_FIELDS)
+                state, where = scripts.place_of(seen)
+                wanted = scripts.cancel(
                     self.keys, client, request_id, state=state, where=where, reason=reason
                 )
                 code = await call(self.connection, self.url, wanted)

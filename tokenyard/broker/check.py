@@ -13,7 +13,8 @@ from tokenyard.broker.connection import refused_write
 from tokenyard.protocol.errors import BrokerUnsuitable
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts, probe
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.client import probe
 
 OLDEST: Final = (7, 0)
 #: Writes one key of the yard, as every script does, and deletes it.

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from tokenyard import clock, scripts
+from tokenyard import clock
 from tokenyard.client.build import RequestBuilder
 from tokenyard.client.handshake import YardInfo, read_yard
 from tokenyard.client.lease import ClientLease
@@ -37,7 +37,9 @@ from tokenyard.protocol.errors import (
 )
 from tokenyard.protocol.keys import NAME_RULE, UNNAMED_PREFIX, Keys, is_name
 from tokenyard.protocol.replies import TERMINAL
-from tokenyard.scripts import CANCEL_ATTEMPTS, Call, Cancelled, CancelRequested, place_of
+from tokenyard.scripts import client as scripts
+from tokenyard.scripts.answers import Cancelled, CancelRequested
+from tokenyard.scripts.calls import Call
 
 #: Longest blocking read; also how long a gap in the replies may wait to be filled.
 BLOCK_MS: Final = 1_000
@@ -247,7 +249,7 @@ class Canceller:
 
         Raises `WaitTimeout` where the request moves faster than it can be read.
         """
-        for _ in range(CANCEL_ATTEMPTS):
+        for _ in range(scripts.CANCEL_ATTEMPTS):
             state, where = yield from self._place(request_id)
             code = yield scripts.cancel(
                 self._state.keys, self._state.client_id, request_id, state=state, where=where
@@ -290,7 +292,7 @@ class Canceller:
     def _place(self, request_id: str) -> Steps[tuple[str, str]]:
         """State and place of a request, from its ledger."""
         [seen] = yield Ask([place_command(self._state.keys, self._state.client_id, request_id)])
-        return place_of(seen)
+        return scripts.place_of(seen)
 
     def _catch_up(self, request_id: str) -> Steps[None]:
         """Read the result from the ledger, since it may not come on this client's stream."""

@@ -26,7 +26,7 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
-from tokenyard.scripts import probe
+from tokenyard.scripts.client import probe
 
 _POLL_S: Final = 0.1
 _names_decoder = msgspec.json.Decoder(list[str])

@@ -23,7 +23,7 @@ from tokenyard.protocol.streams import whole
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Request
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import waits_at
+from tokenyard.scripts.client import waits_at
 from tokenyard.yard.line import NOBODY, TenantLine, read_line, turn
 from tokenyard.yard.listing import find_waiting
 from tokenyard.yard.pauses import Pause, base_model, pauses_of_model, pauses_of_worker, texts

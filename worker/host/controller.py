@@ -34,7 +34,8 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts, Why
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Why
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
 from tokenyard.telemetry.tracing import Tracer

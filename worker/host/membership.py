@@ -19,7 +19,8 @@ from redis.backoff import ExponentialWithJitterBackoff
 from tokenyard import clock
 from tokenyard.broker.outage import Outage
 from tokenyard.protocol.worker_info import HostInfo, WorkerInfo, WorkerTotals, encode_worker
-from tokenyard.scripts import Renewed, Scripts, Why
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Renewed, Why
 
 log = logging.getLogger("tokenyard.worker.membership")
 

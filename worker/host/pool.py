@@ -20,7 +20,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from tokenyard import clock
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.scripts import Why
+from tokenyard.scripts.answers import Why
 from worker.engines import RankGroup
 from worker.engines.loading import prepare_host
 from worker.host.allocation import (

@@ -22,7 +22,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from tokenyard import clock
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
-from tokenyard.scripts import Why
+from tokenyard.scripts.answers import Why
 from worker.engines import EngineInfo, RankGroup
 from worker.host.diagnosis import FailedStart
 from worker.host.fork_server import ForkServer

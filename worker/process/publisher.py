@@ -18,7 +18,8 @@ from tokenyard import clock
 from tokenyard.broker.outage import Outage
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.wire import Assignment
-from tokenyard.scripts import HandedBack, Publication, Published, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import HandedBack, Publication, Published
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo, RequestError, TokenDelta
 from worker.process.outcomes import (
