@@ -10,7 +10,6 @@ import signal
 import threading
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
 
 from coordinator.clock_steps import ClockSteps
 from coordinator.dispatch.admission import Admission
@@ -168,23 +167,20 @@ class Coordinator:
         self._tracer.start()
         if self._endpoint:
             self._endpoint.start()
-        backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
         outage = Outage(log, f"yard {self._settings.yard}")
         while not self._is_stopped:
             self._manager.alive()
             try:
                 self.run_once()
-                failures = 0
                 self._health.turned()
                 outage.over()
             except LostLeadership:
                 self._leadership.lose()
             except redis.RedisError as error:
-                failures += 1
-                outage.note(error)
+                pause_s = outage.note(error)
                 self._forget_connection()
                 self._health.turned(f"no usable broker: {error}")
-                self._wakeup.wait(backoff.compute(failures))
+                self._wakeup.wait(pause_s)
         self._manager.stopping()
         self._health.stopping()
         self._close()
