@@ -220,12 +220,8 @@ def _loadable(host: HostInfo) -> str:
 
 def _tenant_table(rows: Sequence[Sequence[str]]) -> FittingTable:
     head, *counts = LINE_COLUMNS
-    table = FittingTable(
-        (Column(head, is_whole=True), *(Column(name, is_number=True) for name in counts))
-    )
-    for row in rows:
-        table.add(*row)
-    return table
+    columns = (Column(head, is_whole=True), *(Column(name, is_number=True) for name in counts))
+    return FittingTable(columns, [(row, "") for row in rows])
 
 
 def state_text(worker: WorkerView) -> str:
