@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import signal
 import threading
 
@@ -198,9 +197,7 @@ class Coordinator:
     def address(self) -> ServiceAddress:
         """Where it is, and whether it leads."""
         epoch = self._leadership.token.partition(":")[0]
-        return started_address(
-            "coordinator", self._settings, os.getpid(), epoch=int(epoch) if epoch else 0
-        )
+        return started_address("coordinator", self._settings, epoch=int(epoch) if epoch else 0)
 
     def _forget_connection(self) -> None:
         """The connection broke, and what was read may have been lost on the way."""

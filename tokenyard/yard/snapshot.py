@@ -7,18 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import msgspec
-
 from tokenyard.broker.check import write_error
 from tokenyard.protocol.control import DesiredStates, RunState, decode_desired
-from tokenyard.protocol.keys import (
-    INTAKE_CLASSES,
-    PRIORITY_CLASSES,
-    TENANTS_WAITING,
-    IntakeClass,
-    Keys,
-)
-from tokenyard.protocol.streams import unix_ms, whole
+from tokenyard.protocol.keys import IntakeClass, Keys
+from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.worker_info import (
     HostInfo,
     WorkerInfo,
@@ -28,6 +20,7 @@ from tokenyard.protocol.worker_info import (
     split_hosts,
 )
 from tokenyard.protocol.yard import Yard
+from tokenyard.telemetry.intake_ages import depths_of, queue_depths
 
 #: The state in the roster, or that of a lost or returned lease, or of an unreadable entry.
 SeenState = WorkerState | Literal["lost", "left", "unreadable"]
@@ -112,10 +105,6 @@ class YardView:
         """The number of workers that hold a model and can serve."""
         return sum(worker.is_ready for worker in self.workers)
 
-    def as_json(self) -> bytes:
-        """The view as one JSON object, as `tokenyard info --json` prints it."""
-        return msgspec.json.encode(self)
-
 
 def read_roster(yard: Yard) -> RosterView:
     """Read workers and hosts in one round trip; errors of redis-py pass."""
@@ -138,21 +127,15 @@ def read_yard(yard: Yard, *, counts_lanes: bool = True) -> YardView:
     pipeline.hgetall(yard.keys.info)
     pipeline.xlen(yard.keys.dead)
     pipeline.hgetall(yard.keys.desired)
-    for name in INTAKE_CLASSES:
-        pipeline.xlen(yard.keys.intake(name))
-    for name in PRIORITY_CLASSES:
-        pipeline.hget(yard.keys.tally, f"{TENANTS_WAITING}:{name}")
+    queue_depths(pipeline, yard.keys)
     listed, leases, hosts, now, *rest = pipeline.execute()
-    leader, leader_ms, handshake, dead, desired_states, *lengths = rest
-    waiting = dict(zip(INTAKE_CLASSES, lengths, strict=False))
-    for name, of_tenants in zip(PRIORITY_CLASSES, lengths[len(waiting) :], strict=True):
-        waiting[name] += max(0, whole(of_tenants))
+    leader, leader_ms, handshake, dead, desired_states, *depths = rest
     roster = _roster(listed, leases, hosts, now)
     workers = with_lanes(yard, roster.workers) if counts_lanes else roster.workers
     return YardView(
         yard=yard.keys.yard,
         leader=_leader_view(leader, leader_ms),
-        waiting=waiting,
+        waiting=depths_of(depths),
         dead=dead,
         workers=workers,
         models=_models(workers),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import queue
 import signal
 import threading
@@ -427,7 +426,7 @@ class EmbeddedController(Controller):
     def address(self) -> ServiceAddress:
         """The address of this controller."""
         workers = tuple(member.worker for member in self._pool.members if member.worker)
-        return started_address("worker", self._settings, os.getpid(), workers=workers)
+        return started_address("worker", self._settings, workers=workers)
 
     def _is_up(self) -> bool:
         wanted = _WARM if self._settings.models else _HOLDING
