@@ -11,8 +11,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from msgspec import MsgspecError
-
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError, unavailable
 from gateway.queue.calls import Bursts, Command, call, call_behind, carry_out
@@ -23,13 +21,14 @@ from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code, TokenyardError, quota_exceeded
 from tokenyard.protocol.keys import GATEWAY_CLIENT, Keys, PriorityClass
 from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.streams import unix_ms, whole
 from tokenyard.protocol.tenants import (
     DAY,
     DEFAULTS,
     MINUTE,
     TenantSettings,
     TokenWindow,
-    decode_tenant,
+    decode_tenants,
 )
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import client as scripts
@@ -272,22 +271,21 @@ class RateLimits:
         if window is None and not settings.max_waiting_requests:
             return []
         with translated(self._url):
-            (seconds, micros), [waiting, *buckets] = await carry_out(
+            time, [waiting, *buckets] = await carry_out(
                 self._connection,
                 [
                     ("TIME",),
                     ("HMGET", self._keys.tenant(tenant), "waiting", *(window or MINUTE).fields),
                 ],
             )
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
         found: list[Header] = []
         if settings.max_waiting_requests:
-            taken = int(waiting) if waiting and waiting.isdigit() else 0
+            taken = max(0, whole(waiting))
             reset_ms = (eta_ms if eta_ms >= 0 else _SOON_MS) if taken else 0
             found += _three(b"requests", settings.max_waiting_requests, taken, reset_ms)
         if window is not None:
             found += _three(
-                b"tokens", getattr(settings, window.limit), *window.read(buckets, now_ms)
+                b"tokens", getattr(settings, window.limit), *window.read(buckets, unix_ms(time))
             )
         return found
 
@@ -298,10 +296,8 @@ class RateLimits:
         run: Any = self._connection
         with translated(self._url):
             packed = await run.hget(self._keys.tenants, tenant)
-        try:
-            settings = decode_tenant(packed) if packed else DEFAULTS
-        except MsgspecError:
-            settings = DEFAULTS
+        known = decode_tenants({tenant.encode(): packed} if packed else {})
+        settings = known.get(tenant, DEFAULTS)
         if len(self._known) >= _MOST_CACHED:
             self._known.clear()
         self._known[tenant] = clock.monotonic(), settings
