@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.streams import position
-from tokenyard.scripts import CLIENT_LEASE_MS, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.client import CLIENT_LEASE_MS
 
 log = logging.getLogger("tokenyard.coordinator.clock")
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import signal
 import threading
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
 
 from coordinator.clock_steps import ClockSteps
 from coordinator.dispatch.admission import Admission
@@ -46,7 +44,8 @@ from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import LostLeadership, Scripts, load_scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.calls import LostLeadership, load_scripts
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
 from tokenyard.telemetry.tracing import Tracer
@@ -167,23 +166,20 @@ class Coordinator:
         self._tracer.start()
         if self._endpoint:
             self._endpoint.start()
-        backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
         outage = Outage(log, f"yard {self._settings.yard}")
         while not self._is_stopped:
             self._manager.alive()
             try:
                 self.run_once()
-                failures = 0
                 self._health.turned()
                 outage.over()
             except LostLeadership:
                 self._leadership.lose()
             except redis.RedisError as error:
-                failures += 1
-                outage.note(error)
+                pause_s = outage.note(error)
                 self._forget_connection()
                 self._health.turned(f"no usable broker: {error}")
-                self._wakeup.wait(backoff.compute(failures))
+                self._wakeup.wait(pause_s)
         self._manager.stopping()
         self._health.stopping()
         self._close()
@@ -201,9 +197,7 @@ class Coordinator:
     def address(self) -> ServiceAddress:
         """Where it is, and whether it leads."""
         epoch = self._leadership.token.partition(":")[0]
-        return started_address(
-            "coordinator", self._settings, os.getpid(), epoch=int(epoch) if epoch else 0
-        )
+        return started_address("coordinator", self._settings, epoch=int(epoch) if epoch else 0)
 
     def _forget_connection(self) -> None:
         """The connection broke, and what was read may have been lost on the way."""

@@ -17,7 +17,8 @@ from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.protocol.worker_info import OutputDefaults
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Arg, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.calls import Arg
 
 log = logging.getLogger("tokenyard.coordinator.handshake")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -34,15 +34,13 @@ from tokenyard.protocol.worker_info import (
     ModelInfo,
     OutputDefaults,
     WorkerInfo,
-    decode_host,
-    decode_worker,
+    decode_hosts,
+    decode_workers,
     split_hosts,
 )
 from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.coordinator.roster")
-
-T = TypeVar("T")
 
 REFRESH_S = 1.0
 #: The mark of a lane that got suspects since it was read.
@@ -158,7 +156,7 @@ class Roster:
                 run_state=_run_state(info, self.desired_states),
                 worked_ms=before[worker].worked_ms if worker in before else 0.0,
             )
-            for worker, info in _decode(entries, decode_worker)
+            for worker, info in decode_workers(entries).items()
             if worker in ends
         }
         if self._has_log:
@@ -182,7 +180,7 @@ class Roster:
     def _take_hosts(self, entries: Mapping[bytes, bytes]) -> None:
         """Tell hosts that living workers name from others, and note since when these are gone."""
         named = {m.info.controller for m in self.members.values() if m.has_lease}
-        there, self.gone = split_hosts([host for _, host in _decode(entries, decode_host)], named)
+        there, self.gone = split_hosts(decode_hosts(entries), named)
         self.hosts = {host.name: host for host in there}
         held = {m.info.model for m in self.members.values() if m.has_lease and m.info.model}
         self.servable = held | {one.name for host in self.hosts.values() for one in host.models}
@@ -367,14 +365,3 @@ def _run_state(info: WorkerInfo, desired_states: DesiredStates) -> RunState:
     return max(
         desired_states.of(info.name, info.model).run_state, info.run_state, key=RUN_STATES.index
     )
-
-
-def _decode(
-    entries: Mapping[bytes, bytes], decode: Callable[[bytes], T]
-) -> Iterator[tuple[str, T]]:
-    """Entries of a hash by name, without unreadable ones: they belong to no usable worker."""
-    for name, packed in entries.items():
-        try:
-            yield name.decode(), decode(packed)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue

@@ -65,9 +65,9 @@ def test_wheel_alone_with_its_base_dependencies_gives_a_client(wheel: Path, tmp_
     # As constraints only: what is installed is what the wheel asks for.
     run(*install, "--constraint", ROOT / "requirements.txt", wheel, cwd=tmp_path)
     program = (
-        "import tokenyard, tokenyard.scripts, tokenyard.protocol.wire;"
+        "import tokenyard, tokenyard.scripts.calls, tokenyard.protocol.wire;"
         "from importlib import metadata;"
-        "tokenyard.scripts.source('emit');"
+        "tokenyard.scripts.calls.source('emit');"
         "print(tokenyard.__version__, metadata.version('tokenyard'))"
     )
     version = tokenyard.__version__

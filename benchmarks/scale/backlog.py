@@ -28,7 +28,8 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import decode_replies
 from tokenyard.protocol.wire import Request, SamplingParams, pack_tokens
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts, Submitted
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Submitted
 
 #: Requests per burst of submissions, as in the client.
 _BURST: Final = 256

@@ -41,7 +41,8 @@ from tokenyard.protocol.worker_info import (
     encode_worker,
 )
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Publication, Published, Renewed, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Publication, Published, Renewed
 from worker.host.roster_entry import lane_limit
 from worker.process.stream_reader import COUNT
 

@@ -34,7 +34,7 @@ from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.texts import counted, did_you_mean
 from tokenyard.protocol.wire import Refused, Request, SamplingParams, Unanswerable
 from tokenyard.protocol.worker_info import OutputDefaults
-from tokenyard.scripts import TransferAnswer
+from tokenyard.scripts.answers import TransferAnswer
 
 #: What applies where neither a request nor the models file says it.
 _USUAL: Final = SamplingParams()

@@ -26,7 +26,8 @@ from tokenyard.protocol.keys import PriorityClass, class_of
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Refused, Unanswerable
-from tokenyard.scripts import Answered, Dispatched, Move, Scripts, Transfer, Transferred
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Answered, Dispatched, Move, Transfer, Transferred
 
 log = logging.getLogger("tokenyard.coordinator.dispatcher")
 

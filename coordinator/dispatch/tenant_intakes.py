@@ -27,7 +27,7 @@ from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import decode_tenants
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Charge
+from tokenyard.scripts.answers import Charge
 
 #: Tenants of one page of the line. With 256 the broker took a quarter longer for each request.
 PAGE: Final = 64

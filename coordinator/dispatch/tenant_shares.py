@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.tenants import DEFAULTS, TenantSettings
-from tokenyard.scripts import Charge
+from tokenyard.scripts.answers import Charge
 
 #: Length of an answer of a tenant of which nothing is known yet, in tokens. Rather too short: where
 #: all places are charged too much, and it is given back, whoever joined the line in between is far

@@ -16,7 +16,8 @@ from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.protocol.parse import parse_id, parse_name
 from tokenyard.protocol.streams import FAR_FUTURE_MS, position
-from tokenyard.scripts import Cancelled, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Cancelled
 
 log = logging.getLogger("tokenyard.coordinator.cancels")
 

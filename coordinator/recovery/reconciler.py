@@ -23,7 +23,8 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, split_intake
 from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass, encode_pass
 from tokenyard.protocol.texts import counted
-from tokenyard.scripts import LedgerScan, LostRequest, Reconciled, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import LedgerScan, LostRequest, Reconciled
 
 log = logging.getLogger("tokenyard.coordinator.reconciler")
 

@@ -16,7 +16,8 @@ from tokenyard import clock
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.wire import DEFAULT_CLIENT
-from tokenyard.scripts import RESCUE_HELD, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.leader import RESCUE_HELD
 
 log = logging.getLogger("tokenyard.coordinator.rescuer")
 

@@ -29,7 +29,8 @@ from tokenyard.protocol.keys import (
 from tokenyard.protocol.parse import parse_id, parse_name, parse_request
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Refused, Request
-from tokenyard.scripts import Cancelled, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Cancelled
 
 log = logging.getLogger("tokenyard.coordinator.sweeper")
 

@@ -10,7 +10,7 @@ from typing import Final
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.replies import Status, status_of
-from tokenyard.scripts import Why
+from tokenyard.scripts.answers import Why
 from tokenyard.telemetry.metrics import Histogram, Mean
 
 #: Why a request is refused; `ID_REUSED` and what is too late by `submit` alone.

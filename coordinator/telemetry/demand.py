@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from coordinator.roster import Roster
-from tokenyard.protocol.keys import INTAKE_CLASSES, TENANTS_WAITING
 from tokenyard.protocol.leader_reports import FIELD, ModelDemand, YardDemand, encode_demand
-from tokenyard.protocol.streams import whole
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
+from tokenyard.telemetry.intake_ages import depths_of, queue_depths
 
 #: Requests that a worker takes at once, for a model of which no worker has said its lane's limit.
 USUAL_LANE: Final = 64
@@ -30,12 +29,8 @@ def publish_demand(
 def _count_waiting(yard: Yard) -> int:
     """All requests that wait: in the common intakes, and in those of tenants."""
     pipeline = yard.connection.pipeline(transaction=False)
-    for name in INTAKE_CLASSES:
-        pipeline.xlen(yard.keys.intake(name))
-    pipeline.hget(yard.keys.tally, TENANTS_WAITING)
-    *lengths, of_tenants = pipeline.execute()
-    total: int = sum(lengths) + max(0, whole(of_tenants))
-    return total
+    queue_depths(pipeline, yard.keys)
+    return sum(depths_of(pipeline.execute()).values())
 
 
 def demand_of(waiting: Mapping[str, int], roster: Roster) -> dict[str, ModelDemand]:

@@ -20,20 +20,13 @@ from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.tenant_series import TENANT_METRICS, TenantSeries
 from tokenyard.broker.connection import batch_connection, connected, open_connection
 from tokenyard.protocol.errors import SettingsError, TokenyardError
-from tokenyard.protocol.keys import (
-    COUNTED,
-    INTAKE_CLASSES,
-    LINE_STATES,
-    PRIORITY_CLASSES,
-    TENANTS_WAITING,
-    Keys,
-)
+from tokenyard.protocol.keys import COUNTED, LINE_STATES, PRIORITY_CLASSES, Keys
 from tokenyard.protocol.leader_reports import YardDemand, read_demand
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.worker_info import WORKER_STATES
 from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.batch_queue import read_batch_service
-from tokenyard.telemetry.intake_ages import read_oldest_ms
+from tokenyard.telemetry.intake_ages import depths_of, queue_depths, read_oldest_ms
 from tokenyard.telemetry.metrics import REQUESTS, RETRIES, Metric, histograms, numbers, summary
 
 if TYPE_CHECKING:
@@ -43,8 +36,6 @@ log = logging.getLogger("tokenyard.coordinator.metrics")
 
 #: Longest wait of a scrape for Redis; Prometheus itself waits 10 s by default.
 PATIENCE_S: Final = 5.0
-#: Fields of `tally`.
-_TENANTS_WAITING: Final = tuple(f"{TENANTS_WAITING}:{name}" for name in PRIORITY_CLASSES)
 
 LEADER = Metric(
     "tokenyard_leader", "gauge", (), "1 on the coordinator that leads, 0 on one that stands by."
@@ -243,28 +234,25 @@ class CoordinatorMetrics:
         keys = self._keys
         yard = Yard(connection, keys, self._url)
         pipeline = connection.pipeline(transaction=False)
-        for name in INTAKE_CLASSES:
-            pipeline.xlen(keys.intake(name))
-        pipeline.hmget(keys.tally, "queued_tokens", *_TENANTS_WAITING)
+        pipeline.hget(keys.tally, "queued_tokens")
         pipeline.info("memory")
-        *found, (queued, *of_tenants), memory = pipeline.execute()
+        queue_depths(pipeline, keys)
+        queued, memory, *answers = pipeline.execute()
+        depths = depths_of(answers)
         roster = Roster(yard, has_log=False)
         roster.refresh()
         now_ms = roster.broker_time.now_ms
-        lengths = dict(zip(INTAKE_CLASSES, found, strict=True))
-        for name, count in zip(PRIORITY_CLASSES, of_tenants, strict=True):
-            lengths[name] += max(0, whole(count))
-        yield numbers(DEPTH, {(name, name): length for name, length in lengths.items()})
+        yield numbers(DEPTH, {(name, name): depth for name, depth in depths.items()})
         with contextlib.suppress(TokenyardError):
             yield from _demand(read_demand(yard))
-        tokens = max(0, whole(queued)) if any(lengths.values()) else 0
+        tokens = max(0, whole(queued)) if any(depths.values()) else 0
         yield numbers(TOKENS, {("all",): tokens})
         oldest = read_oldest_ms(yard, now_ms)
         yield numbers(OLDEST, {(name,): age_ms / 1000 for name, age_ms in oldest.items()})
         loads = sum(member.load for member in roster.members.values())
         models = {model for model, *_ in self._counts.results.copy()}
         yield from self._tenants.read(
-            yard, token, models, waiting=sum(lengths.values()), running=loads
+            yard, token, models, waiting=sum(depths.values()), running=loads
         )
         yield from _workers(roster.members, now_ms)
         with contextlib.suppress(redis.RedisError, SettingsError):

@@ -10,7 +10,7 @@ from redis.exceptions import NoScriptError
 
 from tokenyard.broker.connection import AsyncRedis, translated
 from tokenyard.protocol.errors import TokenyardError
-from tokenyard.scripts import Arg, Call, command_of, run_async
+from tokenyard.scripts.calls import Arg, Call, command_of, run_async
 
 T = TypeVar("T")
 Command = tuple[Arg, ...]

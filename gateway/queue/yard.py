@@ -11,29 +11,29 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from msgspec import MsgspecError
-
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError, unavailable
 from gateway.queue.calls import Bursts, Command, call, call_behind, carry_out
 from gateway.queue.replies import ReplyReader
-from tokenyard import clock, scripts
+from tokenyard import clock
 from tokenyard.broker.connection import AsyncRedis, open_async_connection, translated
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code, TokenyardError, quota_exceeded
 from tokenyard.protocol.keys import GATEWAY_CLIENT, Keys, PriorityClass
 from tokenyard.protocol.replies import Reply
+from tokenyard.protocol.streams import unix_ms, whole
 from tokenyard.protocol.tenants import (
     DAY,
     DEFAULTS,
     MINUTE,
     TenantSettings,
     TokenWindow,
-    decode_tenant,
+    decode_tenants,
 )
 from tokenyard.protocol.wire import Request
-from tokenyard.scripts import Acceptance, Arg, Cancelled, Submitted
-from tokenyard.scripts.client import CANCEL_ATTEMPTS, PLACE_FIELDS, cancel, place_of
+from tokenyard.scripts import client as scripts
+from tokenyard.scripts.answers import Acceptance, Cancelled, Submitted
+from tokenyard.scripts.calls import Arg
 
 log = logging.getLogger("tokenyard.gateway")
 
@@ -136,10 +136,10 @@ class YardQueue:
         """Cancel a request wherever it is."""
         code, ledger = Cancelled.MOVED, self.keys.ledger(client, request_id)
         with contextlib.suppress(TokenyardError):
-            for _ in range(CANCEL_ATTEMPTS):
-                seen = await self.command("HMGET", ledger, *PLACE_FIELDS)
-                state, where = place_of(seen)
-                wanted = cancel(
+            for _ in range(scripts.CANCEL_ATTEMPTS):
+                seen = await self.command("HMGET", ledger, *scripts.PLACE_FIELDS)
+                state, where = scripts.place_of(seen)
+                wanted = scripts.cancel(
                     self.keys, client, request_id, state=state, where=where, reason=reason
                 )
                 code = await call(self.connection, self.url, wanted)
@@ -264,22 +264,21 @@ class RateLimits:
         if window is None and not settings.max_waiting_requests:
             return []
         with translated(self._url):
-            (seconds, micros), [waiting, *buckets] = await carry_out(
+            time, [waiting, *buckets] = await carry_out(
                 self._connection,
                 [
                     ("TIME",),
                     ("HMGET", self._keys.tenant(tenant), "waiting", *(window or MINUTE).fields),
                 ],
             )
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
         found: list[Header] = []
         if settings.max_waiting_requests:
-            taken = int(waiting) if waiting and waiting.isdigit() else 0
+            taken = max(0, whole(waiting))
             reset_ms = (eta_ms if eta_ms >= 0 else _SOON_MS) if taken else 0
             found += _three(b"requests", settings.max_waiting_requests, taken, reset_ms)
         if window is not None:
             found += _three(
-                b"tokens", getattr(settings, window.limit), *window.read(buckets, now_ms)
+                b"tokens", getattr(settings, window.limit), *window.read(buckets, unix_ms(time))
             )
         return found
 
@@ -290,10 +289,8 @@ class RateLimits:
         run: Any = self._connection
         with translated(self._url):
             packed = await run.hget(self._keys.tenants, tenant)
-        try:
-            settings = decode_tenant(packed) if packed else DEFAULTS
-        except MsgspecError:
-            settings = DEFAULTS
+        known = decode_tenants({tenant.encode(): packed} if packed else {})
+        settings = known.get(tenant, DEFAULTS)
         if len(self._known) >= _MOST_CACHED:
             self._known.clear()
         self._known[tenant] = clock.monotonic(), settings

@@ -14,7 +14,7 @@ from gateway.queue.yard import YardQueue
 from tokenyard import clock
 from tokenyard.broker.connection import translated
 from tokenyard.protocol.errors import Code
-from tokenyard.scripts import Cancelled
+from tokenyard.scripts.answers import Cancelled
 
 #: What the id of a response has in front of its durable id.
 PREFIX: Final = "resp_"

@@ -144,7 +144,7 @@ def test_batch_list_shows_every_status(name: str, is_whole: bool) -> None:
         replace(BATCH, id=f"{name}{number}", status=status, created_at=int(time.time()) - 90)
         for number, status in enumerate(STATUSES)
     ]
-    text = drawn(batch_jobs._table(batches, is_whole=is_whole))
+    text = drawn(table_of(batches, batch_jobs._COLUMNS, has_details=is_whole))
     lines = text.splitlines()
     for number, status in enumerate(STATUSES):
         [at] = [n for n, line in enumerate(lines) if line.startswith(f"{name}{number}")]
@@ -327,16 +327,14 @@ def test_doctor_wraps_long_findings(
 
 
 def test_empty_columns_are_left_out() -> None:
-    table = FittingTable((Column("Id", is_whole=True), Column("Epoch"), Column("Fault")))
-    table.add("a", "-", "")
-    table.add("b", "3", "-")
+    columns = (Column("Id", is_whole=True), Column("Epoch"), Column("Fault"))
+    table = FittingTable(columns, [(("a", "-", ""), ""), (("b", "3", "-"), "")])
     assert drawn(table).split() == ["Id", "Epoch", "a", "-", "b", "3"]
 
 
 def test_detail_columns_are_dropped_before_the_table_breaks() -> None:
     columns = (Column("Id", is_whole=True), *(Column(n, is_detail=True) for n in ("One", "Two")))
-    table = FittingTable(columns)
-    table.add("x" * 70, "first", "second")
+    table = FittingTable(columns, [(("x" * 70, "first", "second"), "")])
     text = drawn(table)
     assert "first" in text
     assert "second" not in text

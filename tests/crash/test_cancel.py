@@ -10,7 +10,7 @@ from tests.support.processes import Plant
 from tests.support.streams import check_beginning, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import Request, SamplingParams
-from tokenyard.scripts import Cancelled, Submitted
+from tokenyard.scripts.answers import Cancelled, Submitted
 
 pytestmark = pytest.mark.crash
 

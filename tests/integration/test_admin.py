@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+import msgspec
 import redis
 
 from tests.support.builders import make_request, worker_json
@@ -92,7 +91,7 @@ def test_desired_states_of_all_scopes(connection: redis.Redis, keys: Keys) -> No
     assert view.desired_states == DesiredStates(
         {ALL: paused, "model:a": DesiredState(epoch=3)}, last.ids[0]
     )
-    assert json.loads(view.as_json())["desired_states"] == {
+    assert msgspec.to_builtins(view)["desired_states"] == {
         "by_scope": {
             ALL: {
                 "run_state": "PAUSED",
@@ -123,5 +122,5 @@ def test_run_state_of_each_worker(connection: redis.Redis, keys: Keys, scripts: 
     assert [one.run_state for one in view.workers] == ["RUNNING", "PAUSED", "SUSPENDED", "RUNNING"]
     assert [one.is_ready for one in view.workers] == [True, True, False, False]
     assert [one.is_serving for one in view.workers] == [True, False, False, False]
-    shown = json.loads(view.as_json())["workers"]
+    shown = msgspec.to_builtins(view)["workers"]
     assert [one["run_state"] for one in shown] == ["RUNNING", "PAUSED", "SUSPENDED", "RUNNING"]

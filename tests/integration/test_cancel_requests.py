@@ -15,7 +15,8 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import ALL, Order
-from tokenyard.scripts import Cancelled, request_cancel
+from tokenyard.scripts.answers import Cancelled
+from tokenyard.scripts.client import request_cancel
 
 
 class Yard(Lanes):

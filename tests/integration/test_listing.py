@@ -19,7 +19,7 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Provenance, Usage, json_text, refusal
 from tokenyard.protocol.wire import Request, request_fields
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Publication
+from tokenyard.scripts.answers import Publication
 from tokenyard.yard.listing import Owners, Query, RequestList, find_owners, list_requests
 from tokenyard.yard.requests import STATES
 

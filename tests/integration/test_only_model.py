@@ -12,7 +12,7 @@ from tests.support.builders import make_delta, make_request
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.protocol.replies import to_result
-from tokenyard.scripts import Publication
+from tokenyard.scripts.answers import Publication
 
 
 class Yard(TurnedYard):

@@ -13,7 +13,7 @@ from tests.support.builders import random_name
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.scripts import LostLeadership
+from tokenyard.scripts.calls import LostLeadership
 
 
 def became_master(lanes: Lanes, before: str) -> None:

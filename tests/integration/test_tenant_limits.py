@@ -13,7 +13,7 @@ from tokenyard.protocol.replies import Reply, Usage
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.protocol.worker_info import ServingInfo
-from tokenyard.scripts import Publication, Submitted
+from tokenyard.scripts.answers import Publication, Submitted
 
 
 def limit(lanes: Lanes, tenant: str = "acme", **limits: int) -> None:

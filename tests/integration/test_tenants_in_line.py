@@ -19,7 +19,8 @@ from tokenyard.cli import main
 from tokenyard.ops.tenants import apply_changes, changes_to
 from tokenyard.protocol.keys import Keys, intake_name
 from tokenyard.protocol.tenants import TenantSettings
-from tokenyard.scripts import Charge, Dispatched, Publication, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Charge, Dispatched, Publication
 from tokenyard.yard.history import SnapshotHistory, read_snapshot
 from tokenyard.yard.line import read_line, shares_between
 from tokenyard.yard.listing import Query, find_owners, list_requests

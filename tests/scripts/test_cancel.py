@@ -17,16 +17,16 @@ from tokenyard.protocol.wire import (
     pack_tokens,
     request_fields,
 )
-from tokenyard.scripts import (
-    Call,
+from tokenyard.scripts.answers import (
     Cancelled,
     Dispatched,
     HandedBack,
     Publication,
     Published,
     Submitted,
-    cancel,
 )
+from tokenyard.scripts.calls import Call
+from tokenyard.scripts.client import cancel
 
 KINDS = [make_request, framed]
 REASON = "changed my mind"

@@ -24,7 +24,7 @@ from tests.support.builders import make_delta
 from tests.support.yard import PlayedYard
 from tokenyard.ops.letters import requeue_letters
 from tokenyard.protocol.wire import Assignment, pack_tokens
-from tokenyard.scripts import (
+from tokenyard.scripts.answers import (
     Answered,
     Cancelled,
     HandedBack,

@@ -14,9 +14,8 @@ import pytest
 import redis
 
 from tests.test_architecture import PACKAGES, ROOT
-from tokenyard import scripts
 from tokenyard.protocol.keys import Keys
-from tokenyard.scripts import calls
+from tokenyard.scripts import answers, calls, client, control, leader, worker
 
 LUA = Path(str(resources.files("tokenyard"))) / "scripts" / "lua"
 NAMES = sorted(path.stem for path in LUA.glob("*.lua"))
@@ -25,26 +24,26 @@ TYPES = r"\((?:string|hash|stream|zset|set)\)"
 
 #: The Python enum of a script's answers, if they have names.
 ENUMS: dict[str, type[enum.IntEnum]] = {
-    "submit": scripts.Submitted,
-    "dispatch": scripts.Dispatched,
-    "answer": scripts.Answered,
-    "bury": scripts.Answered,
-    "emit": scripts.Published,
-    "finish": scripts.Published,
-    "settle_cancelled": scripts.Settled,
-    "renew": scripts.Renewed,
-    "cancel": scripts.Cancelled,
-    "hand_back": scripts.HandedBack,
-    "request_cancel": scripts.CancelRequested,
-    "reconcile": scripts.Reconciled,
-    "transfer": scripts.Transferred,
+    "submit": answers.Submitted,
+    "dispatch": answers.Dispatched,
+    "answer": answers.Answered,
+    "bury": answers.Answered,
+    "emit": answers.Published,
+    "finish": answers.Published,
+    "settle_cancelled": answers.Settled,
+    "renew": answers.Renewed,
+    "cancel": answers.Cancelled,
+    "hand_back": answers.HandedBack,
+    "request_cancel": answers.CancelRequested,
+    "reconcile": answers.Reconciled,
+    "transfer": answers.Transferred,
 }
 #: Scripts name a success after their action, enums by one word for all their scripts.
 SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
 CONSTANTS: dict[str, dict[str, int]] = {
-    "rescue": {"HELD": scripts.RESCUE_HELD},
+    "rescue": {"HELD": leader.RESCUE_HELD},
     "acquit": {"ACQUITTED": True, "CHANGED": False},
-    "retire": {"UNKNOWN": scripts.RETIRE_UNKNOWN},
+    "retire": {"UNKNOWN": worker.RETIRE_UNKNOWN},
     "recognize": {},
     "record": {"RECORDED": 1, "NOT_LEADER": 0},
     "recount": {},
@@ -116,12 +115,7 @@ def method_of(name: str) -> ast.FunctionDef:
     """The only function in tokenyard.scripts that names this file."""
     found = [
         function
-        for module in (
-            scripts.client,
-            scripts.control,
-            scripts.leader,
-            scripts.worker,
-        )
+        for module in (client, control, leader, worker)
         for function in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(function, ast.FunctionDef)
         and any(
@@ -143,7 +137,7 @@ def test_header_has_purpose_keys_answers_and_reason_for_atomicity(name: str) -> 
     assert header.purpose.endswith(".")
     assert {"KEYS[1]", "KEYS[1...]"} & header.sections.keys()
     assert header.sections["Returns"]
-    is_reader = "no-writes" in scripts.source(name).splitlines()[0]
+    is_reader = "no-writes" in calls.source(name).splitlines()[0]
     reason = "by itself" if is_reader else "because "
     assert header.sections["Atomic"].startswith(reason)
     for section, text in header.sections.items():
@@ -205,8 +199,6 @@ def test_one_method_builds_exactly_the_keys_of_the_header(name: str) -> None:
     """Given the keys in the header, I expect the method to build exactly these."""
     header, _ = read_header(name)
     method = ast.unparse(method_of(name))
-    if "_ledger_and_tokens" in method:
-        method += inspect.getsource(scripts.Scripts._ledger_and_tokens)
 
     named = keys_of(header)
 
@@ -253,7 +245,7 @@ def test_every_answer_in_python_is_given_by_a_script(kind: str) -> None:
     )
     words = {SUCCESS.get(word, word) for word in re.findall(r"[A-Z_]{4,}", returns)}
 
-    assert {code.name for code in getattr(scripts, kind)} <= words
+    assert {code.name for code in getattr(answers, kind)} <= words
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -264,7 +256,7 @@ def test_includes_exist_and_are_spliced_in(name: str) -> None:
 
     for include in included:
         assert re.search(rf"\b{include}\(", code), f"{include} is not used"
-    assert "@include" not in scripts.source(name)
+    assert "@include" not in calls.source(name)
     assert {word for word in INCLUDES if re.search(rf"\b{word}\(", code)} == set(included)
 
 
@@ -277,7 +269,7 @@ def test_every_include_is_explained_and_needed() -> None:
 
 
 def test_only_new_requests_are_refused_by_a_server_without_memory() -> None:
-    flags = {name: scripts.source(name).splitlines()[0] for name in NAMES}
+    flags = {name: calls.source(name).splitlines()[0] for name in NAMES}
     refusing = [name for name, line in flags.items() if not re.search("allow-oom|no-writes", line)]
 
     assert refusing == ["probe", "requeue", "submit"]
@@ -291,7 +283,7 @@ def test_a_script_refuses_a_call_without_the_key_that_never_exists(
     name: str, connection: redis.Redis, keys: Keys
 ) -> None:
     with pytest.raises(redis.ResponseError, match="the last of KEYS must be <yard>:never"):
-        connection.eval(scripts.source(name), 1, keys.info)
+        connection.eval(calls.source(name), 1, keys.info)
     assert not list(connection.scan_iter(keys.lane("").removesuffix("lane:") + "*", count=10_000))
 
 
@@ -307,8 +299,8 @@ def test_every_call_names_that_key_and_no_script_writes_it() -> None:
     assert inspect.getsource(calls).count('"EVALSHA"') == 1
 
     # I expect it to add the key, and nobody else to know its name.
-    call = scripts.probe(Keys("y"))
-    assert scripts.command_of(call)[2:] == (2, *call.keys, "tokenyard:{y}:never")
+    call = client.probe(Keys("y"))
+    assert calls.command_of(call)[2:] == (2, *call.keys, "tokenyard:{y}:never")
     assert not any("never'" in path.read_text() for path in LUA.rglob("*.lua"))
 
 
@@ -317,6 +309,6 @@ def test_keys_that_a_script_derives_are_of_its_own_slot(name: str) -> None:
     """They begin as one of KEYS does, so that they are at the node that runs it."""
     subcommands = "MEMORY', 'USAGE|XINFO', 'STREAM|"
     keyed = rf"redis\.p?call\(\s*'(?:{subcommands}[A-Z]+)',\s*([^,)]+)"
-    named = re.findall(keyed, scripts.source(name))
+    named = re.findall(keyed, calls.source(name))
 
     assert not [key for key in named if key.startswith(("'", '"'))]

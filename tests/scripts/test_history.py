@@ -7,7 +7,7 @@ import pytest
 from tests.support.builders import make_delta, make_request
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import Assignment, pack_tokens
-from tokenyard.scripts import Publication
+from tokenyard.scripts.answers import Publication
 
 HISTORY = (b"crashes", b"suspected", b"crashed_alone", b"lost_alone")
 

@@ -13,7 +13,7 @@ from tests.support.builders import make_request, make_result
 from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Assignment, Request
-from tokenyard.scripts import (
+from tokenyard.scripts.answers import (
     Answered,
     Cancelled,
     Dispatched,

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.builders import make_result
 from tests.support.yard import PlayedYard
-from tokenyard.scripts import Dispatched, Publication, Published
+from tokenyard.scripts.answers import Dispatched, Publication, Published
 
 
 def test_suspect_gets_an_empty_lane_and_marks_it(yard: PlayedYard, worker: str) -> None:

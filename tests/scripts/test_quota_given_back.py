@@ -22,7 +22,7 @@ from tests.scripts.tenant_rig import TOKENS, dispatch, generated, result
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply, Usage
-from tokenyard.scripts import Publication
+from tokenyard.scripts.answers import Publication
 
 
 def end_running(yard: PlayedYard, worker: str, status: str, output: int) -> None:

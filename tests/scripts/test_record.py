@@ -11,7 +11,8 @@ from tests.support.yard import PlayedYard
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.leader_reports import HistorySample, history_fields
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import LostLeadership, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.calls import LostLeadership
 from tokenyard.yard.history import read_history
 from tokenyard.yard.snapshot import LeaderView, read_standbys
 

@@ -7,7 +7,8 @@ import redis
 
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.keys import Keys
-from tokenyard.scripts import LostLeadership, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.calls import LostLeadership
 
 LONG_MS = 60_000
 

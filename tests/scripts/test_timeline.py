@@ -11,7 +11,7 @@ from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code, UnknownRequest
 from tokenyard.protocol.replies import Provenance, json_text
 from tokenyard.protocol.wire import Request, request_fields
-from tokenyard.scripts import Publication
+from tokenyard.scripts.answers import Publication
 from tokenyard.yard.timeline import Timeline, read_timeline
 
 NAME = "q"

@@ -6,11 +6,7 @@ import pytest
 
 from tests.support.builders import make_result
 from tests.support.yard import PlayedYard, QueuedRequest
-from tokenyard.scripts import (
-    Dispatched,
-    Publication,
-    Published,
-)
+from tokenyard.scripts.answers import Dispatched, Publication, Published
 
 
 def put_on_trial(yard: PlayedYard, worker: str, count: int) -> list[QueuedRequest]:

@@ -24,7 +24,8 @@ from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Assignment, Request, request_fields
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Publication, Published, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Publication, Published
 
 LONG_MS = 600_000
 STOP_S = 30.0

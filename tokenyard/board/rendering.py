@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from tokenyard.board.paging import request_address
 from tokenyard.ops.names import request_name
-from tokenyard.protocol.texts import counted, cut, harmless, printable, span
+from tokenyard.protocol.texts import byte_size, counted, cut, harmless, printable, span
 
 #: Blocks of a template that an open page gets again when they change.
 LIVE: Final = "live_"
@@ -38,7 +38,7 @@ class Templates:
             "line": lambda text: printable(str(text)),
             "lines": lambda text: harmless(str(text)),
             "count": lambda number: f"{number:,}",
-            "size": size,
+            "size": byte_size,
             "cut": lambda text, most: cut(str(text), most),
             "labelled": labelled,
         }
@@ -88,12 +88,3 @@ def utc(unix_ms: float) -> str:
         return f"{unix_ms:.0f} ms"
     at = datetime.datetime.fromtimestamp(unix_ms / 1000, datetime.UTC)
     return f"{at:%Y-%m-%d %H:%M:%S}Z"
-
-
-def size(count: float) -> str:
-    """Bytes in at most eight characters: ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

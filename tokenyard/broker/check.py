@@ -13,7 +13,8 @@ from tokenyard.broker.connection import refused_write
 from tokenyard.protocol.errors import BrokerUnsuitable
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts, probe
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.client import probe
 
 OLDEST: Final = (7, 0)
 #: Writes one key of the yard, as every script does, and deletes it.
@@ -50,13 +51,24 @@ def write_error(yard: Yard) -> str:
     return ""
 
 
+def server_name(info: Mapping[str, Any]) -> str:
+    """Name and version of a server: ``Valkey 9.1.2``."""
+    kind = "Valkey" if "valkey_version" in info else "Redis"
+    return f"{kind} {info.get(f'{kind.lower()}_version', '')}"
+
+
+def compatible_version(info: Mapping[str, Any]) -> tuple[int, ...]:
+    """The version of Redis with the same commands."""
+    return tuple(map(int, re.findall(r"\d+", str(info.get("redis_version", "")))[:2]))
+
+
 def _refuse_too_old(info: Mapping[str, Any]) -> None:
-    # A Valkey says here which Redis it is compatible with.
-    title = str(info.get("redis_version", ""))
-    version = tuple(map(int, re.findall(r"\d+", title)[:2]))
+    version = compatible_version(info)
     if version and version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise BrokerUnsuitable(f"this is Redis {title}: Tokenyard needs {oldest} or newer")
+        raise BrokerUnsuitable(
+            f"this is Redis {info['redis_version']}: Tokenyard needs {oldest} or newer"
+        )
 
 
 def _probe(yard: Yard) -> None:

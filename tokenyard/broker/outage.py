@@ -1,4 +1,4 @@
-"""Log lines for an outage of the broker: when it begins, now and then, and when it ends."""
+"""An outage of the broker: its log lines, and the pauses between tries."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from typing import Final
 
 import redis
+from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard import clock
 from tokenyard.broker.connection import refused_write
@@ -13,24 +14,41 @@ from tokenyard.protocol.errors import BrokerNotWritable, TokenyardError
 
 #: An outage that lasts is logged again after this time.
 EVERY_S: Final = 30.0
+_MOST_DOUBLINGS: Final = 64
+
+
+class Backoff(ExponentialWithJitterBackoff):
+    """redis-py's pauses, which overflow after 1,023 failures in a row."""
+
+    def compute(self, failures: int) -> float:
+        """The seconds until the next try."""
+        return super().compute(min(failures, _MOST_DOUBLINGS))
 
 
 class Outage:
-    """Logs the broker errors of one loop that retries; for one thread."""
+    """Logs the broker errors of one loop that retries, and spaces its tries; for one thread."""
 
-    def __init__(self, log: logging.Logger, what: str) -> None:
+    def __init__(self, log: logging.Logger, what: str, *, longest_pause_s: float = 2.0) -> None:
         """``what`` names the operation that fails, for example "renewing leases"."""
         self._log = log
         self._what = what
         self._began = 0.0
         self._logged_at = 0.0
         self._cause = ""
+        self._backoff = Backoff(cap=longest_pause_s, base=0.05)
+        self._failures = 0
 
-    def note(self, error: Exception) -> None:
-        """Note a failure; logs it if it is new, or was logged long ago.
+    def note(self, error: Exception) -> float:
+        """Note a failure; the seconds until the next try.
 
-        One that is not the broker's has its traceback.
+        Logs it if it is new, or was logged long ago. One that is not the broker's has its
+        traceback.
         """
+        self._log_error(error)
+        self._failures += 1
+        return self._backoff.compute(self._failures)
+
+    def _log_error(self, error: Exception) -> None:
         now, cause = clock.monotonic(), _cause(error)
         if not self._cause:
             self._began = now
@@ -49,6 +67,7 @@ class Outage:
 
     def over(self) -> None:
         """Note a success; logs it after an outage."""
+        self._failures = 0
         if self._cause:
             self._log.info(
                 "%s: works again after %.0f s", self._what, clock.monotonic() - self._began

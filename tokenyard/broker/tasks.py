@@ -7,8 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from redis.backoff import ExponentialWithJitterBackoff
-
 from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S
 from tokenyard.broker.outage import Outage
@@ -45,19 +43,16 @@ class BackgroundLoop:
         return self._fault
 
     async def _run(self) -> None:
-        backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
         while True:
             try:
                 await self._turn()
             except Exception as error:  # noqa: BLE001 - its log has what nobody foresaw
-                failures += 1
                 # A broker that is away comes back without a restart.
                 is_known = isinstance(error, TokenyardError)
                 self._fault = "" if is_known else f"{self._what} fails: {error!r}"
-                self._outage.note(error)
-                await clock.pause(backoff.compute(failures))
+                await clock.pause(self._outage.note(error))
             else:
-                failures, self._fault = 0, ""
+                self._fault = ""
                 self._outage.over()
 
 

@@ -24,7 +24,7 @@ from tokenyard.cli.shared.tables import Column, Columns, FittingTable, sheet, ta
 from tokenyard.cli.shared.watching import watch
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.control import ALL
-from tokenyard.protocol.texts import counted, printable
+from tokenyard.protocol.texts import byte_size, counted, printable
 from tokenyard.protocol.worker_info import HostInfo, WorkerInfo
 from tokenyard.yard.history import Snapshot, SnapshotHistory, YardRates
 from tokenyard.yard.line import NOBODY, TenantLine, read_line
@@ -220,12 +220,8 @@ def _loadable(host: HostInfo) -> str:
 
 def _tenant_table(rows: Sequence[Sequence[str]]) -> FittingTable:
     head, *counts = LINE_COLUMNS
-    table = FittingTable(
-        (Column(head, is_whole=True), *(Column(name, is_number=True) for name in counts))
-    )
-    for row in rows:
-        table.add(*row)
-    return table
+    columns = (Column(head, is_whole=True), *(Column(name, is_number=True) for name in counts))
+    return FittingTable(columns, [(row, "") for row in rows])
 
 
 def state_text(worker: WorkerView) -> str:
@@ -275,7 +271,7 @@ _COLUMNS: Final[Columns[WorkerView]] = {
         lambda info: f"{info.host} {info.device}"
     ),
     Column("Memory", is_number=True, is_detail=True): _of_info(
-        lambda info: f"{info.memory_bytes / 2**20:,.0f} MiB" if info.memory_bytes else ""
+        lambda info: byte_size(info.memory_bytes) if info.memory_bytes else ""
     ),
     Column("Lease", is_number=True, is_detail=True): lambda one: (
         f"{one.lease_ms / 1000:.0f} s" if one.lease_ms else ""

@@ -14,7 +14,7 @@ import click
 
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.options import name_option, named_values
+from tokenyard.cli.shared.options import class_option, name_option, param_option
 from tokenyard.cli.shared.printer import Printer
 from tokenyard.cli.shared.request_owner import named
 from tokenyard.client.durability import LEVELS
@@ -23,7 +23,6 @@ from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.process.settings_options import words
 from tokenyard.protocol.errors import BrokerUnavailable, NotDurable, RequestFailed, WaitTimeout
-from tokenyard.protocol.keys import PRIORITY_CLASSES
 
 #: Sampling parameters with options of their own.
 _SAMPLING: Final = ("max_tokens", "temperature", "seed", "stop")
@@ -55,14 +54,7 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
 @click.option("--system", help="What the system says first in these chats; implies --chat.")
 @name_option("model", "The model; required if the yard has several.")
 @name_option("tenant", "The tenant whose share and limits the requests count for.")
-@click.option(
-    "--class",
-    "priority_class",
-    type=click.Choice(PRIORITY_CLASSES),
-    default="normal",
-    show_default=True,
-    help="The priority class of the requests.",
-)
+@class_option("normal")
 @click.option(
     "--max-tokens",
     type=int,
@@ -71,13 +63,7 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
 @click.option("--temperature", type=float, help="0 always selects the most likely token.")
 @click.option("--seed", type=int, help="Seed of sampling.")
 @click.option("--stop", multiple=True, help="Text that ends an answer; may be repeated.")
-@click.option(
-    "--param",
-    "params",
-    multiple=True,
-    callback=named_values,
-    help="Any other parameter: name=JSON.",
-)
+@param_option("Any other parameter: name=JSON.")
 @click.option(
     "--deadline-s",
     type=click.FloatRange(0, min_open=True),

@@ -35,7 +35,7 @@ from tokenyard.client.tokenization import local_text_of
 from tokenyard.client.window import MapWindow
 from tokenyard.protocol.errors import SubmissionError, TokenyardError
 from tokenyard.protocol.replies import Delta, Result
-from tokenyard.scripts import Call, run_async
+from tokenyard.scripts.calls import Call, run_async
 
 log = logging.getLogger("tokenyard.client")
 

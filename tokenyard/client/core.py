@@ -6,12 +6,12 @@ run at the same instant between two operations (the synchronous client holds a l
 
 from __future__ import annotations
 
-import random
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from tokenyard import clock, scripts
+from tokenyard import clock
+from tokenyard.broker.outage import Backoff
 from tokenyard.client.build import RequestBuilder
 from tokenyard.client.handshake import YardInfo, read_yard
 from tokenyard.client.lease import ClientLease
@@ -37,7 +37,9 @@ from tokenyard.protocol.errors import (
 )
 from tokenyard.protocol.keys import NAME_RULE, UNNAMED_PREFIX, Keys, is_name
 from tokenyard.protocol.replies import TERMINAL
-from tokenyard.scripts import CANCEL_ATTEMPTS, Call, Cancelled, CancelRequested, place_of
+from tokenyard.scripts import client as scripts
+from tokenyard.scripts.answers import Cancelled, CancelRequested
+from tokenyard.scripts.calls import Call
 
 #: Longest blocking read; also how long a gap in the replies may wait to be filled.
 BLOCK_MS: Final = 1_000
@@ -47,8 +49,6 @@ IDLE_BLOCK_MS: Final = 3_000
 _READ_COUNT: Final = 500
 #: A client that closes cancels this many requests itself; the coordinator cancels the rest.
 _MAX_CANCELS: Final = 100
-_FIRST_BACKOFF_S: Final = 0.05
-_MAX_BACKOFF_S: Final = 2.0
 
 
 class ClientCore:
@@ -160,15 +160,15 @@ class ClientCore:
 
     def listen(self) -> Steps[None]:
         """Route replies until the client closes; survives a broker that goes away."""
-        backoff_s = _FIRST_BACKOFF_S
+        backoff, failures = Backoff(cap=2.0, base=0.05), 0
         while not self.state.is_closed:
             try:
                 yield from self._read_once()
-                backoff_s = _FIRST_BACKOFF_S
+                failures = 0
             except BrokerUnavailable:
+                failures += 1
                 self.builder.broker_time.expire()
-                yield Delay(backoff_s * random.uniform(0.5, 1.0))
-                backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+                yield Delay(backoff.compute(failures))
 
     def _read_once(self) -> Steps[None]:
         """Read replies, look up silent requests, renew the lease, delete what was read."""
@@ -247,7 +247,7 @@ class Canceller:
 
         Raises `WaitTimeout` where the request moves faster than it can be read.
         """
-        for _ in range(CANCEL_ATTEMPTS):
+        for _ in range(scripts.CANCEL_ATTEMPTS):
             state, where = yield from self._place(request_id)
             code = yield scripts.cancel(
                 self._state.keys, self._state.client_id, request_id, state=state, where=where
@@ -290,7 +290,7 @@ class Canceller:
     def _place(self, request_id: str) -> Steps[tuple[str, str]]:
         """State and place of a request, from its ledger."""
         [seen] = yield Ask([place_command(self._state.keys, self._state.client_id, request_id)])
-        return place_of(seen)
+        return scripts.place_of(seen)
 
     def _catch_up(self, request_id: str) -> Steps[None]:
         """Read the result from the ledger, since it may not come on this client's stream."""

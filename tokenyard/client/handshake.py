@@ -25,8 +25,8 @@ from tokenyard.protocol.errors import (
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.wire import WIRE_VERSION
-from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
-from tokenyard.scripts import probe
+from tokenyard.protocol.worker_info import WorkerInfo, decode_workers
+from tokenyard.scripts.client import probe
 
 _POLL_S: Final = 0.1
 _names_decoder = msgspec.json.Decoder(list[str])
@@ -89,12 +89,6 @@ def _read(yard: str, answers: list[Any]) -> YardInfo:
             f"yard {yard!r} speaks version {protocol} of the protocol, this client version "
             f"{WIRE_VERSION}: use a client of the yard's release"
         )
-    held = set(leases)
-    workers = {
-        worker.decode(errors="replace"): read
-        for worker, packed in roster.items()
-        if worker in held and (read := _worker(packed)) is not None
-    }
     return YardInfo(
         yard=yard,
         protocol=protocol,
@@ -103,7 +97,7 @@ def _read(yard: str, answers: list[Any]) -> YardInfo:
         default_model=info.get(b"default_model", b"").decode(errors="replace"),
         max_num_queued_reqs=_number(info, b"max_num_queued_reqs"),
         max_request_bytes=_number(info, b"max_request_bytes"),
-        workers=workers,
+        workers=decode_workers({name: roster[name] for name in leases if name in roster}),
     )
 
 
@@ -116,14 +110,6 @@ def _names(raw: bytes) -> list[str]:
         return _names_decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return []
-
-
-def _worker(packed: bytes) -> WorkerInfo | None:
-    """A worker's roster entry; None where this version cannot read it."""
-    try:
-        return decode_worker(packed)
-    except msgspec.DecodeError:
-        return None
 
 
 def _no_coordinator(yard: str, url: str, timeout_s: float) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 
 from tokenyard.client.pending import PendingRequest
 from tokenyard.protocol.errors import UnknownRequest
-from tokenyard.scripts import CLIENT_LEASE_MS
+from tokenyard.scripts.client import CLIENT_LEASE_MS
 
 RENEW_EVERY_S: Final = CLIENT_LEASE_MS / 3000
 #: With this many ended requests, the lease is renewed earlier.

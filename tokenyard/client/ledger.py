@@ -17,7 +17,7 @@ from tokenyard.client.operations import Command
 from tokenyard.protocol.errors import UnknownRequest
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import TERMINAL
-from tokenyard.scripts import PLACE_FIELDS
+from tokenyard.scripts.client import PLACE_FIELDS
 
 _STATUS_FIELDS: Final = ("state", "sid", "worker", "attempt", "crashes")
 
@@ -74,7 +74,7 @@ def read_status(request_id: str, answers: Sequence[Any]) -> RequestState:
 
 
 def place_command(keys: Keys, client: str, request_id: str) -> Command:
-    """The command for `tokenyard.scripts.place_of`."""
+    """The command for `tokenyard.scripts.client.place_of`."""
     return ("HMGET", keys.ledger(client, request_id), *PLACE_FIELDS)
 
 

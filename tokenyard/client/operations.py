@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tokenyard.protocol.errors import TokenyardError
-from tokenyard.scripts import Call
+from tokenyard.scripts.calls import Call
 
 T = TypeVar("T")
 

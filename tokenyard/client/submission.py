@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tokenyard import clock, scripts
+from tokenyard import clock
 from tokenyard.broker.outage import Outage
 from tokenyard.client.build import PreparedRequest, SubmissionTerms
 from tokenyard.client.durability import durability_error, wait_command
@@ -28,7 +28,9 @@ from tokenyard.protocol.errors import (
     WaitTimeout,
 )
 from tokenyard.protocol.wire import Request, RequestTemplate, template_of
-from tokenyard.scripts import Acceptance, Submitted
+from tokenyard.scripts import client as scripts
+from tokenyard.scripts.answers import Acceptance, Submitted
+from tokenyard.scripts.calls import command_of
 from tokenyard.telemetry import tracing
 
 log = logging.getLogger("tokenyard.client")
@@ -212,7 +214,7 @@ class Submitter:
             return (yield call), ""
         # An empty call loads the script, which the pipelined one cannot do.
         yield scripts.submit(state.keys, terms.priority_class, [])
-        answer, waited = yield Ask([scripts.command_of(call), wait], waits=True)
+        answer, waited = yield Ask([command_of(call), wait], waits=True)
         return call.read(answer), durability_error(terms.durability, waited)
 
     def _sort(

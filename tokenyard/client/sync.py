@@ -37,7 +37,8 @@ from tokenyard.process.running import find_yard
 from tokenyard.protocol.errors import ScriptsMissing, SubmissionError, TokenyardError
 from tokenyard.protocol.replies import Delta, Result
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import MISSING_EVERY_S, Call, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.calls import MISSING_EVERY_S, Call
 
 T = TypeVar("T")
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.broker.check import OLDEST
+from tokenyard.broker.check import OLDEST, compatible_version, server_name
 from tokenyard.client.durability import Durability
 from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
+from tokenyard.protocol.texts import byte_size
 
 Check = Callable[[Evidence], Iterator[Finding]]
 #: What INFO says, by field.
@@ -44,17 +44,11 @@ def check_server(evidence: Evidence) -> Iterator[Finding]:
 
 def _version(info: Info) -> Finding:
     """Whether the server is new enough."""
-    name = "valkey" if "valkey_version" in info else "redis"
-    server = f"{name.title()} {info.get(f'{name}_version', '')}"
-    if _compatible(info) < OLDEST:
+    server = server_name(info)
+    if compatible_version(info) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         return fault("version", server, f"Use Redis {oldest} or newer, or Valkey.")
     return ok("version", server)
-
-
-def _compatible(info: Info) -> tuple[int, ...]:
-    """The version of Redis with the same commands."""
-    return tuple(map(int, re.findall(r"\d+", _word(info, "redis_version"))[:2]))
 
 
 def _eviction(info: Info) -> Finding:
@@ -121,7 +115,9 @@ def check_memory(evidence: Evidence) -> Iterator[Finding]:
         yield unknown("keys", f"the keys of the yard cannot be counted: {why}")
         return
     heaviest = sorted(sample.kinds.items(), key=lambda item: -item[1].bytes)[:_MANY_KINDS]
-    listed = ", ".join(f"{name} {kind.count:,} ({_size(kind.bytes)})" for name, kind in heaviest)
+    listed = ", ".join(
+        f"{name} {kind.count:,} ({byte_size(kind.bytes)})" for name, kind in heaviest
+    )
     whole = "" if sample.is_whole else " (of those scanned)"
     yield ok("keys", f"{listed or 'none'}{whole}")
 
@@ -130,8 +126,8 @@ def _memory_of(info: Info) -> Finding:
     used, most = _number(info, "used_memory"), _number(info, "maxmemory")
     if not most:
         todo = "CONFIG SET maxmemory, to less than the host has: its fork needs memory as well."
-        return warning("memory", f"{_size(used)} used, maxmemory is not set", todo)
-    found = f"{_size(used)} of {_size(most)} used ({used / most:.0%})"
+        return warning("memory", f"{byte_size(used)} used, maxmemory is not set", todo)
+    found = f"{byte_size(used)} of {byte_size(most)} used ({used / most:.0%})"
     if used > _SCARCE * most:
         todo = "Raise maxmemory, or lower max_num_queued_reqs or the clients' result_ttl."
         say = fault if used > _CRITICAL * most else warning
@@ -146,7 +142,7 @@ def check_disk(evidence: Evidence) -> Iterator[Finding]:
         yield unknown("disk", "the server's disk cannot be checked from here")
         return
     part = 1 - disk.free_bytes / max(1, disk.total_bytes)
-    found = f"{_size(disk.free_bytes)} free in {disk.folder}"
+    found = f"{byte_size(disk.free_bytes)} free in {disk.folder}"
     need = 2 * _number(evidence.info or {}, "used_memory")
     if disk.free_bytes < need or part > _CRITICAL:
         yield warning("disk", found, "Free some: a rewrite of the append-only file needs it.")
@@ -261,12 +257,6 @@ def _number(info: Info, name: str) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
-def _size(count: int) -> str:
-    if count >= 2**30:
-        return f"{count / 2**30:.1f} GiB"
-    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"
-
-
 BROKER_CHECKS: Final[tuple[Check, ...]] = (
     check_server,
     check_writes,
@@ -308,7 +298,7 @@ def durability_grades(evidence: Evidence) -> Iterator[Grade]:
 def _disk(info: Info, config: Mapping[str, str] | None) -> Grade:
     if not info.get("aof_enabled"):
         return Grade("disk", False, "appendonly is off")
-    if _compatible(info) < _OLDEST and "valkey_version" not in info:
+    if compatible_version(info) < _OLDEST and "valkey_version" not in info:
         return Grade("disk", False, "the server has no WAITAOF: that needs Redis 7.2 or Valkey")
     how = (config or {}).get("appendfsync")
     if how == "always":

@@ -20,6 +20,7 @@ from tokenyard.broker.connection import batch_connection
 from tokenyard.broker.url import split_url
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.telemetry.batch_queue import BatchService, read_batch_service
@@ -214,8 +215,7 @@ def _held(yard: Yard, tenants: Iterable[TenantView]) -> dict[str, int]:
     names = [one.name for one in heapq.nlargest(_MOST_HELD, held, key=lambda one: one.waiting)]
     if not names:
         return {}
-    seconds, micros = yard.connection.time()
-    ages = read_ages_ms(yard, names, seconds * 1000 + micros // 1000)
+    ages = read_ages_ms(yard, names, unix_ms(yard.connection.time()))
     return {name: max(of_classes.values()) for name, of_classes in ages.items()}
 
 

@@ -14,7 +14,9 @@ from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Unanswerable
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import CANCEL_ATTEMPTS, Cancelled, Scripts, cancel, waits_at
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Cancelled
+from tokenyard.scripts.client import CANCEL_ATTEMPTS, cancel, waits_at
 from tokenyard.yard.reads import Budget, entries, intake_lengths, intakes
 
 Entry = tuple[str, Mapping[bytes, bytes]]

@@ -17,8 +17,9 @@ from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, 
 from tokenyard.protocol.errors import BadInput, Refused
 from tokenyard.protocol.texts import cut, printable
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts, command_of
-from tokenyard.scripts import requeue as requeue_call
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.calls import command_of
+from tokenyard.scripts.client import requeue as requeue_call
 from tokenyard.yard.letters import (
     CODES,
     NO_CODE,

@@ -19,7 +19,8 @@ from tokenyard.protocol.errors import BadInput, Refused
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.texts import counted, printable
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Cancelled, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Cancelled
 from tokenyard.yard.letters import DeadLetter, LetterFilter, all_heads, find_letter
 from tokenyard.yard.listing import Filter, Query, list_requests, read_filter
 from tokenyard.yard.reads import Owned

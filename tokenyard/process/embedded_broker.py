@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tokenyard import clock
+from tokenyard.broker.check import server_name
 from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.running import lock_within
 from tokenyard.process.servers import find_server, foreign_data
@@ -190,7 +191,7 @@ class EmbeddedBroker:
             info = probe.info("server") if probe.ping() else {}
         except redis.RedisError:  # not listening yet, or still reading its data
             return False
-        self.title = _title(info)
+        self.title = server_name(info)
         return bool(info.get("process_id") == self.pid)
 
     def _last_log_lines(self) -> str:
@@ -221,12 +222,6 @@ def _lock_folder(data_dir: Path) -> int:
         return lock
     os.close(lock)
     raise BrokerUnavailable(f"another broker runs on {data_dir}: give another --data-dir or --yard")
-
-
-def _title(info: Mapping[str, Any]) -> str:
-    if "valkey_version" in info:
-        return f"Valkey {info['valkey_version']}"
-    return f"Redis {info.get('redis_version', '')}"
 
 
 def _remembered_port(data_dir: Path) -> int | None:

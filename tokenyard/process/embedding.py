@@ -11,6 +11,7 @@ import contextlib
 import logging
 import multiprocessing
 import multiprocessing.connection
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -194,18 +195,17 @@ def _in_background(target: Callable[[], None], name: str) -> None:
 def started_address(
     role: Literal["coordinator", "worker"],
     settings: ServiceSettings,
-    pid: int,
     *,
     epoch: int = 0,
     workers: tuple[str, ...] = (),
 ) -> ServiceAddress:
-    """The address of a program with these settings."""
+    """The address of this process, which runs a program with these settings."""
     return ServiceAddress(
         role=role,
         redis_url=public_url(settings.redis_url),
         yard=settings.yard,
         name=settings.name,
-        pid=pid,
+        pid=os.getpid(),
         epoch=epoch,
         workers=workers,
     )

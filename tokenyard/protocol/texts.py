@@ -31,6 +31,15 @@ def span_ms(text: str) -> int:
     return round(float(found[1]) * _UNITS_MS[found[2]])
 
 
+def byte_size(count: float) -> str:
+    """Bytes in at most eight characters: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
 def local_time(unix_s: float, timespec: str = "seconds") -> str:
     """A time by this host's clock and zone: ``2026-11-22 02:00:00+01:00``."""
     at = datetime.datetime.fromtimestamp(unix_s, datetime.UTC).astimezone()

@@ -374,7 +374,7 @@ def chat_fields(chat: ChatOptions) -> dict[str, bytes | int]:
 
 
 class RequestTemplate(Struct, frozen=True):
-    """The common part of requests, as `tokenyard.scripts.submit` writes it."""
+    """The common part of requests, as `tokenyard.scripts.client.submit` writes it."""
 
     client: str
     field: str  # that holds the prompt

@@ -198,7 +198,7 @@ class ClientScripts(Caller):
         watched: str = "",
         refuse_late: bool = False,
     ) -> list[Acceptance]:
-        """See `tokenyard.scripts.submit`."""
+        """See `submit`."""
         return self.call(
             submit(self.keys, priority_class, requests, watched=watched, refuse_late=refuse_late)
         )

@@ -1,4 +1,4 @@
-"""How long the first requests of intakes have waited, common ones and those of tenants.
+"""What waits in the intakes, common ones and those of tenants: how many, and how long.
 
 Errors of redis-py pass.
 """
@@ -11,17 +11,35 @@ from typing import Any, Final
 from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
     PRIORITY_CLASSES,
+    TENANTS_WAITING,
     IntakeClass,
+    Keys,
     PriorityClass,
     intake_name,
     is_tenant,
 )
-from tokenyard.protocol.streams import position
+from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.yard import Yard
 
 #: Tenants that are looked at from each end of the line. The first are those that are passed over,
 #: for want of room or at a limit; the last are those whose turn is the farthest away.
 MOST_OF_LINE: Final = 16
+
+
+def queue_depths(pipeline: Any, keys: Keys) -> None:
+    """Queue the commands whose answers `depths_of` takes."""
+    for name in INTAKE_CLASSES:
+        pipeline.xlen(keys.intake(name))
+    for name in PRIORITY_CLASSES:
+        pipeline.hget(keys.tally, f"{TENANTS_WAITING}:{name}")
+
+
+def depths_of(answers: Sequence[Any]) -> dict[IntakeClass, int]:
+    """The number of requests that wait, by class."""
+    depths = dict(zip(INTAKE_CLASSES, answers, strict=False))
+    for name, of_tenants in zip(PRIORITY_CLASSES, answers[len(depths) :], strict=True):
+        depths[name] += max(0, whole(of_tenants))
+    return depths
 
 
 def read_oldest_ms(yard: Yard, now_ms: float) -> dict[IntakeClass, int]:

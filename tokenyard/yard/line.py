@@ -84,9 +84,9 @@ def read_line(yard: Yard, most_counted: int = MOST) -> TenantLine:
     """
     pipeline: Any = yard.connection.pipeline(transaction=False)
     pipeline.zrange(yard.keys.line, 0, MOST, withscores=True)
-    pipeline.hmget(yard.keys.tally, *(f"{TENANTS_WAITING}:{name}" for name in PRIORITY_CLASSES))
-    found, counts = pipeline.execute()
-    waiting = sum(max(0, whole(count)) for count in counts)
+    pipeline.hget(yard.keys.tally, TENANTS_WAITING)
+    found, count = pipeline.execute()
+    waiting = max(0, whole(count))
     if not found:
         return TenantLine(waiting=waiting)
     scores = {name.decode(errors="replace"): score for name, score in found[:MOST]}

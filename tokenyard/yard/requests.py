@@ -19,7 +19,7 @@ from tokenyard.protocol.replies import TERMINAL, Result, Status, decode_reply, t
 from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.wire import Refused, Request, Unanswerable
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import PLACE_FIELDS, place_of, waits_at
+from tokenyard.scripts.client import PLACE_FIELDS, place_of, waits_at
 from tokenyard.yard.pauses import Pause
 from tokenyard.yard.reads import Fields, Owned
 

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import msgspec
-
 from tokenyard.broker.check import write_error
 from tokenyard.protocol.control import DesiredStates, RunState, decode_desired
-from tokenyard.protocol.keys import (
-    INTAKE_CLASSES,
-    PRIORITY_CLASSES,
-    TENANTS_WAITING,
-    IntakeClass,
-    Keys,
-)
-from tokenyard.protocol.streams import unix_ms, whole
+from tokenyard.protocol.keys import IntakeClass, Keys
+from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.worker_info import (
     HostInfo,
     WorkerInfo,
     WorkerState,
-    decode_host,
-    decode_worker,
+    decode_hosts,
+    decode_workers,
     split_hosts,
 )
 from tokenyard.protocol.yard import Yard
+from tokenyard.telemetry.intake_ages import depths_of, queue_depths
 
 #: The state in the roster, or that of a lost or returned lease, or of an unreadable entry.
 SeenState = WorkerState | Literal["lost", "left", "unreadable"]
@@ -113,10 +105,6 @@ class YardView:
         """The number of workers that hold a model and can serve."""
         return sum(worker.is_ready for worker in self.workers)
 
-    def as_json(self) -> bytes:
-        """The view as one JSON object, as `tokenyard info --json` prints it."""
-        return msgspec.json.encode(self)
-
 
 def read_roster(yard: Yard) -> RosterView:
     """Read workers and hosts in one round trip; errors of redis-py pass."""
@@ -139,21 +127,15 @@ def read_yard(yard: Yard, *, counts_lanes: bool = True) -> YardView:
     pipeline.hgetall(yard.keys.info)
     pipeline.xlen(yard.keys.dead)
     pipeline.hgetall(yard.keys.desired)
-    for name in INTAKE_CLASSES:
-        pipeline.xlen(yard.keys.intake(name))
-    for name in PRIORITY_CLASSES:
-        pipeline.hget(yard.keys.tally, f"{TENANTS_WAITING}:{name}")
+    queue_depths(pipeline, yard.keys)
     listed, leases, hosts, now, *rest = pipeline.execute()
-    leader, leader_ms, handshake, dead, desired_states, *lengths = rest
-    waiting = dict(zip(INTAKE_CLASSES, lengths, strict=False))
-    for name, of_tenants in zip(PRIORITY_CLASSES, lengths[len(waiting) :], strict=True):
-        waiting[name] += max(0, whole(of_tenants))
+    leader, leader_ms, handshake, dead, desired_states, *depths = rest
     roster = _roster(listed, leases, hosts, now)
     workers = with_lanes(yard, roster.workers) if counts_lanes else roster.workers
     return YardView(
         yard=yard.keys.yard,
         leader=_leader_view(leader, leader_ms),
-        waiting=waiting,
+        waiting=depths_of(depths),
         dead=dead,
         workers=workers,
         models=_models(workers),
@@ -179,28 +161,29 @@ def _queue_roster(pipeline: Any, keys: Keys) -> None:
     """Queue the commands whose replies `_roster` takes."""
     pipeline.hgetall(keys.workers)
     pipeline.zrange(keys.leases, 0, -1, withscores=True)
-    pipeline.hvals(keys.hosts)
+    pipeline.hgetall(keys.hosts)
     pipeline.time()
 
 
-def _roster(roster: Any, leases: Any, hosts: Sequence[bytes], now: tuple[int, int]) -> RosterView:
+def _roster(roster: Any, leases: Any, hosts: Any, now: tuple[int, int]) -> RosterView:
     now_ms = unix_ms(now)
     ends = {_text(worker): int(score) for worker, score in leases}
-    entries = {_text(worker): packed for worker, packed in roster.items()}
+    listed, infos = set(map(_text, roster)), decode_workers(roster)
     workers = [
-        _worker_view(name, entries.get(name), ends.get(name, 0), now_ms)
-        for name in sorted(ends.keys() | entries.keys())
+        _worker_view(name, infos.get(name), ends.get(name, 0), now_ms, is_listed=name in listed)
+        for name in sorted(ends.keys() | listed)
     ]
     alive = {worker.info.controller for worker in workers if worker.info and worker.lease_ms}
-    there, gone = split_hosts(_hosts(hosts), alive)
+    there, gone = split_hosts(sorted(decode_hosts(hosts), key=lambda host: host.name), alive)
     return RosterView(workers, there, now_ms, gone)
 
 
-def _worker_view(worker: str, packed: bytes | None, lease_end_ms: int, now_ms: int) -> WorkerView:
-    info = _info(packed)
+def _worker_view(
+    worker: str, info: WorkerInfo | None, lease_end_ms: int, now_ms: int, *, is_listed: bool
+) -> WorkerView:
     return WorkerView(
         worker=worker,
-        state=_state(packed, info, lease_end_ms, now_ms),
+        state=_state(info, lease_end_ms, now_ms, is_listed=is_listed),
         lane=0,
         lease_ms=max(0, lease_end_ms - now_ms),
         info=info,
@@ -208,24 +191,15 @@ def _worker_view(worker: str, packed: bytes | None, lease_end_ms: int, now_ms: i
     )
 
 
-def _info(packed: bytes | None) -> WorkerInfo | None:
-    if packed is None:
-        return None
-    try:
-        return decode_worker(packed)
-    except msgspec.MsgspecError:
-        return None
-
-
 def _state(
-    packed: bytes | None, info: WorkerInfo | None, lease_end_ms: int, now_ms: int
+    info: WorkerInfo | None, lease_end_ms: int, now_ms: int, *, is_listed: bool
 ) -> SeenState:
     if lease_end_ms == _LEFT:
         return "left"
     if lease_end_ms <= now_ms:
         return "lost"
     if info is None:
-        return "unreadable" if packed else "lost"
+        return "unreadable" if is_listed else "lost"
     return info.state
 
 
@@ -234,15 +208,6 @@ def _leader_view(packed: bytes | None, lease_ms: int) -> LeaderView | None:
         return None
     epoch, _, name = _text(packed).partition(":")
     return LeaderView(name, int(epoch) if epoch.isdigit() else 0, max(0, lease_ms))
-
-
-def _hosts(packed: Sequence[bytes]) -> list[HostInfo]:
-    """The readable entries of hosts, by name."""
-    found = []
-    for entry in packed:
-        with contextlib.suppress(msgspec.MsgspecError):
-            found.append(decode_host(entry))
-    return sorted(found, key=lambda host: host.name)
 
 
 def _models(workers: Sequence[WorkerView]) -> dict[str, int]:

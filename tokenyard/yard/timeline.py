@@ -19,11 +19,11 @@ from tokenyard.protocol.keys import (
 )
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import Provenance, Result, decode_reply, to_result
-from tokenyard.protocol.streams import whole
+from tokenyard.protocol.streams import unix_ms, whole
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Request
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import waits_at
+from tokenyard.scripts.client import waits_at
 from tokenyard.yard.line import NOBODY, TenantLine, read_line, turn
 from tokenyard.yard.listing import find_waiting
 from tokenyard.yard.pauses import Pause, base_model, pauses_of_model, pauses_of_worker, texts
@@ -187,9 +187,9 @@ def read_timeline(yard: Yard, client: str, request_id: str) -> Timeline:
     pipeline.hgetall(yard.keys.ledger(client, request_id))
     pipeline.strlen(yard.keys.tokens(client, request_id))
     pipeline.time()
-    fields, published, (seconds, micros) = pipeline.execute()
+    fields, published, time = pipeline.execute()
     ledger: Fields = fields or _ledger_of_plain_entry(yard, client, request_id)
-    now_ms = seconds * 1000 + micros // 1000
+    now_ms = unix_ms(time)
     state, sid = text_of_field(ledger, b"state"), text_of_field(ledger, b"sid")
     accepted_ms = _entry_ms(sid.rpartition("/")[2])
     packed = ledger.get(b"result")

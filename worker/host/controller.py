@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import queue
 import signal
 import threading
@@ -34,7 +33,8 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts, Why
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Why
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
 from tokenyard.telemetry.tracing import Tracer
@@ -426,7 +426,7 @@ class EmbeddedController(Controller):
     def address(self) -> ServiceAddress:
         """The address of this controller."""
         workers = tuple(member.worker for member in self._pool.members if member.worker)
-        return started_address("worker", self._settings, os.getpid(), workers=workers)
+        return started_address("worker", self._settings, workers=workers)
 
     def _is_up(self) -> bool:
         wanted = _WARM if self._settings.models else _HOLDING

@@ -14,12 +14,12 @@ from typing import Final
 
 import msgspec
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard import clock
 from tokenyard.broker.outage import Outage
 from tokenyard.protocol.worker_info import HostInfo, WorkerInfo, WorkerTotals, encode_worker
-from tokenyard.scripts import Renewed, Scripts, Why
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Renewed, Why
 
 log = logging.getLogger("tokenyard.worker.membership")
 
@@ -124,19 +124,15 @@ class Membership:
         return encode_worker(msgspec.structs.replace(entry, lease_ms=self._lease_ms))
 
     def _run(self) -> None:
-        backoff, failures = ExponentialWithJitterBackoff(cap=1.0, base=0.05), 0
-        outage = Outage(log, "renewing leases")
+        outage = Outage(log, "renewing leases", longest_pause_s=1.0)
         while not self._stop.is_set():
-            pause = self._lease_ms / 3000
             try:
                 self.renew()
-                failures = 0
                 outage.over()
+                pause_s = self._lease_ms / 3000
             except redis.RedisError as error:
-                failures += 1
-                pause = backoff.compute(failures)
-                outage.note(error)
-            self._wait(pause)
+                pause_s = outage.note(error)
+            self._wait(pause_s)
 
     def _wait(self, seconds: float) -> None:
         """Wait until an entry or the statistics change, at most so many seconds."""

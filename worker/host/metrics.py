@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
-from tokenyard.scripts import Why
+from tokenyard.scripts.answers import Why
 from tokenyard.telemetry.metrics import REQUESTS, RETRIES, Histogram, Metric, histograms, numbers
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State

@@ -15,12 +15,11 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Protocol
 
-from redis.backoff import ExponentialWithJitterBackoff
-
 from tokenyard import clock
+from tokenyard.broker.outage import Backoff
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.scripts import Why
+from tokenyard.scripts.answers import Why
 from worker.engines import RankGroup
 from worker.engines.loading import prepare_host
 from worker.host.allocation import (
@@ -472,7 +471,7 @@ class LoadRetries:
     def __init__(self, base_s: float, cap_s: float) -> None:
         self._retry_at: dict[int, float] = {}  # by device, monotonic
         self._failures: Counter[Goal] = Counter()  # in a row
-        self._backoff = ExponentialWithJitterBackoff(cap=cap_s, base=base_s)
+        self._backoff = Backoff(cap=cap_s, base=base_s)
 
     def failed(self, goal: Goal) -> None:
         """Pause the devices of a goal whose load failed."""

@@ -17,12 +17,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from redis.backoff import ExponentialWithJitterBackoff
-
 from tokenyard import clock
+from tokenyard.broker.outage import Backoff
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
-from tokenyard.scripts import Why
+from tokenyard.scripts.answers import Why
 from worker.engines import EngineInfo, RankGroup
 from worker.host.diagnosis import FailedStart
 from worker.host.fork_server import ForkServer
@@ -432,7 +431,7 @@ class RestartBackoff:
     """Pauses that grow with each failure in a row."""
 
     def __init__(self, base_s: float, cap_s: float) -> None:
-        self._backoff = ExponentialWithJitterBackoff(cap=cap_s, base=base_s)
+        self._backoff = Backoff(cap=cap_s, base=base_s)
         self._failures = 0
         self._deaths_in_service = 0  # in a row
 

@@ -17,7 +17,7 @@ from functools import partial
 from tokenyard import clock
 from tokenyard.protocol.errors import EngineLost, NoFreeDevice, TokenyardError, WaitTimeout
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.scripts import Why
+from tokenyard.scripts.answers import Why
 from worker.engines import Memory, Unsupported
 from worker.host.allocation import Goal
 from worker.host.diagnosis import FailedStart

@@ -20,7 +20,7 @@ from tokenyard.protocol.replies import (
     json_text,
 )
 from tokenyard.protocol.wire import Assignment, pack_tokens
-from tokenyard.scripts import CancelledUse
+from tokenyard.scripts.answers import CancelledUse
 from worker.engines import EngineEvent, EngineInfo, Finished, RequestError, TokenDelta
 
 

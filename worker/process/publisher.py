@@ -12,13 +12,13 @@ from operator import itemgetter
 from typing import Final, TypeVar
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard import clock
-from tokenyard.broker.outage import Outage
+from tokenyard.broker.outage import Backoff, Outage
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.wire import Assignment
-from tokenyard.scripts import HandedBack, Publication, Published, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import HandedBack, Publication, Published
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo, RequestError, TokenDelta
 from worker.process.outcomes import (
@@ -47,7 +47,7 @@ MOST_WAITING = 64
 STEPS_AT_ONCE = 16
 _PUBLISHED: Final = Published.PUBLISHED  # enum attribute access is slow; bound once
 #: The pause before a request that the engine could not serve is tried again.
-RETRY_PAUSE = ExponentialWithJitterBackoff(cap=30.0, base=0.5)
+RETRY_PAUSE = Backoff(cap=30.0, base=0.5)
 
 
 class Publisher:
@@ -247,7 +247,6 @@ class Publisher:
 
     def _call(self, call: Callable[[], T]) -> T | None:
         """Repeat a call until it is answered; None if this incarnation ends first."""
-        backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
         while not self._stop.is_set():
             self.attempts += 1
             try:
@@ -255,7 +254,5 @@ class Publisher:
                 self._outage.over()
                 return answer
             except redis.RedisError as error:
-                failures += 1
-                self._outage.note(error)
-                clock.wait(self._stop, backoff.compute(failures))
+                clock.wait(self._stop, self._outage.note(error))
         return None

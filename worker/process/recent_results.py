@@ -14,7 +14,7 @@ from typing import Final
 from tokenyard import clock
 from tokenyard.protocol.replies import Reply, decode_reply
 from tokenyard.protocol.wire import Assignment
-from tokenyard.scripts import Publication
+from tokenyard.scripts.answers import Publication
 from worker.process.outcomes import Run
 
 #: How long a result is kept: the time in which a server and its machine may come back.

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from typing import Any, Final
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
 
 from tokenyard import clock
 from tokenyard.broker.outage import Outage
@@ -40,18 +39,14 @@ class StreamReader(ABC):
         self._stop.set()
 
     def _run(self) -> None:
-        backoff, failures = ExponentialWithJitterBackoff(cap=2.0, base=0.05), 0
         outage = Outage(log, f"reading {self._stream}")
         while not self._stop.is_set():
             try:
                 self.run_once()
-                failures = 0
                 outage.over()
             except redis.RedisError as error:
-                failures += 1
                 self._on_outage()
-                outage.note(error)
-                clock.wait(self._stop, backoff.compute(failures))
+                clock.wait(self._stop, outage.note(error))
         self._connection.close()
 
     def run_once(self) -> None:

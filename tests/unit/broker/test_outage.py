@@ -55,6 +55,16 @@ def test_a_different_error_is_logged_immediately(logged: Logged) -> None:
     assert "Connection refused" in logged.lines[1]
 
 
+def test_pauses_grow_to_the_longest_however_long_the_outage_is(logged: Logged) -> None:
+    first = logged.outage.note(AWAY)
+    later = [logged.outage.note(AWAY) for _ in range(2_000)]
+    logged.outage.over()
+
+    assert first <= 0.1
+    assert later[-1] == 2.0
+    assert logged.outage.note(AWAY) <= 0.1
+
+
 def test_the_end_of_an_outage_is_logged(logged: Logged) -> None:
     logged.outage.over()
     logged.outage.note(AWAY)

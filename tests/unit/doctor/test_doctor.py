@@ -48,7 +48,7 @@ def test_healthy_yard_has_no_remedies() -> None:
         ),
         ("connections", "warning", "refused", {"rejected_connections": 3}),
         ("connections", "warning", "9500 of 10000", {"connected_clients": 9500}),
-        ("disk", "warning", "900.0 MiB free", {"used_memory": 600 * MIB}),
+        ("disk", "warning", "900 MiB free", {"used_memory": 600 * MIB}),
     ],
 )
 def test_findings_from_server_info(

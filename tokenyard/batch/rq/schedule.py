@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import re
 from typing import Final
 
 import msgspec
@@ -17,9 +16,8 @@ from croniter import CroniterBadCronError, croniter
 from tokenyard import clock
 from tokenyard.batch.state import BatchSpec
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.texts import span_ms
 
-_IN: Final = re.compile(r"\+(?P<count>\d+)(?P<unit>[smhd])")
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 #: So many jobs of a new schedule must have names of their own.
 _NAMES: Final = 100
 
@@ -94,9 +92,8 @@ def read_time(text: str) -> datetime.datetime:
 
 
 def _read_time(text: str) -> datetime.datetime:
-    found = _IN.fullmatch(text)
-    if found is not None:
-        return now() + datetime.timedelta(seconds=int(found["count"]) * _UNITS[found["unit"]])
+    if text.startswith("+"):
+        return now() + datetime.timedelta(milliseconds=span_ms(text[1:]))
     try:
         time = datetime.time.fromisoformat(text)
     except ValueError:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from tokenyard import clock
 from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Unit, chart, duration, number
 from tokenyard.board.page import Parameters
+from tokenyard.broker.check import server_name
 from tokenyard.broker.connection import translated
 from tokenyard.doctor import (
     Evidence,
@@ -97,10 +98,9 @@ def _server(info: Mapping[str, str] | None) -> dict[str, Any]:
     """What INFO says of the broker; empty where it is refused."""
     if info is None:
         return {}
-    kind = "Valkey" if "valkey_version" in info else "Redis"
     numbers = ("used_memory", "maxmemory", "connected_clients")
     return {
-        "name": f"{kind} {info.get('valkey_version') or info.get('redis_version', '')}",
+        "name": server_name(info),
         **{name: int(info.get(name, 0) or 0) for name in numbers},
     }
 

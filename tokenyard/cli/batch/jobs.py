@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,31 +17,35 @@ from tokenyard import clock
 from tokenyard.batch.files import UnreadableFile, open_text
 from tokenyard.batch.state import Batch, BatchErrors
 from tokenyard.cli.batch.options import file_errors_in_one_line, need_rq
-from tokenyard.cli.shared.completion import complete_job
+from tokenyard.cli.shared.completion import COMPLETE
 from tokenyard.cli.shared.connect import url_of
-from tokenyard.cli.shared.console import plain_console, print_list, say
+from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.operating import command
-from tokenyard.cli.shared.tables import Column, FittingTable, sheet
+from tokenyard.cli.shared.options import json_list_option, json_option, limit_option, verbose_option
+from tokenyard.cli.shared.tables import Column, Columns, sheet, show_list
 from tokenyard.ops import batches as ops
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.texts import counted, local_time, printable, span
+from tokenyard.protocol.texts import counted, local_time, span
 
 if TYPE_CHECKING:
     from tokenyard.batch.rq.jobs import BatchQueue
 
 _POLL_S: Final = 0.5
-_COLUMNS: Final = (
-    Column("Job", is_whole=True),
-    Column("Status", is_whole=True),
-    Column("Done", is_number=True),
-    Column("Errors", is_number=True),
-    Column("Age", is_number=True),
-    Column("RQ", is_whole=True, is_detail=True),
-    Column("Input", is_detail=True),
-    Column("Output", is_detail=True),
-)
-_job = click.argument("job_id", metavar="JOB", shell_complete=complete_job)
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_COLUMNS: Final[Columns[Batch]] = {
+    Column("Job", is_whole=True): lambda one: one.id,
+    Column("Status", is_whole=True): lambda one: one.status,
+    Column("Done", is_number=True): lambda one: (
+        f"{one.request_counts.done} of {one.request_counts.total}"
+    ),
+    Column("Errors", is_number=True): lambda one: one.request_counts.failed,
+    Column("Age", is_number=True): lambda one: (
+        span(1000 * (clock.wall() - one.created_at)) if one.created_at else ""
+    ),
+    Column("RQ", is_whole=True, is_detail=True): lambda one: one.rq_status,
+    Column("Input", is_detail=True): lambda one: Path(one.input_file_id).name,
+    Column("Output", is_detail=True): lambda one: Path(one.output_file_id).name,
+}
+_job = click.argument("job_id", metavar="JOB", shell_complete=COMPLETE["batch"])
 
 
 @contextmanager
@@ -60,9 +64,9 @@ def _queue(ctx: click.Context) -> Iterator[BatchQueue]:
 
 
 @click.command("list", cls=PlainCommand, short_help="List the jobs, the newest first.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most.")
-@click.option("--verbose", is_flag=True, help="Show all columns.")
-@_json
+@limit_option
+@verbose_option
+@json_list_option("a job")
 @click.pass_context
 def list_jobs(ctx: click.Context, limit: int, verbose: bool, as_json: bool) -> None:
     """List batch jobs, the newest first: waiting, running, scheduled and ended ones.
@@ -80,12 +84,9 @@ def list_jobs(ctx: click.Context, limit: int, verbose: bool, as_json: bool) -> N
         for name, why in found.foreign.items()
     ]
     batches = [*own, *foreign]
-    if as_json:
-        print_list(batches[:limit])
-        return
-    if batches:
-        plain_console().print(_table(batches[:limit], is_whole=verbose))
-    say(f"{len(batches[:limit])} of {counted(len(batches), 'batch job')}")
+    shown = batches[:limit]
+    below = f"{len(shown)} of {counted(len(batches), 'batch job')}"
+    show_list(shown, _COLUMNS, below, as_json=as_json, has_details=verbose)
 
 
 @click.command(cls=PlainCommand, short_help="Show the status of a job.")
@@ -98,7 +99,7 @@ def list_jobs(ctx: click.Context, limit: int, verbose: bool, as_json: bool) -> N
     show_default=True,
     help="Seconds to wait at most.",
 )
-@_json
+@json_option
 @click.pass_context
 def status(ctx: click.Context, job_id: str, wait: bool, timeout: float, as_json: bool) -> None:
     """Show the status of a batch job, in the terms of the OpenAI batch API.
@@ -176,24 +177,6 @@ def _print_file(path: Path) -> None:
     except OSError as error:
         raise UnreadableFile(f"{path}: {error.strerror}") from error
     sys.stdout.buffer.flush()
-
-
-def _table(batches: Sequence[Batch], *, is_whole: bool) -> FittingTable:
-    table = FittingTable(_COLUMNS, has_details=is_whole)
-    now_s = clock.wall()
-    for batch in batches:
-        counts = batch.request_counts
-        table.add(
-            printable(batch.id),
-            batch.status,
-            f"{counts.done} of {counts.total}",
-            str(counts.failed),
-            span(1000 * (now_s - batch.created_at)) if batch.created_at else "-",
-            str(batch.rq_status),
-            printable(Path(batch.input_file_id).name),
-            printable(Path(batch.output_file_id).name),
-        )
-    return table
 
 
 def _sheet(batch: Batch, waits_for: str) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,26 +14,21 @@ from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.rq import is_installed
 from tokenyard.batch.runner import BatchBroken
 from tokenyard.batch.state import DEFAULT_RESULT_TTL_S
-from tokenyard.cli.shared.completion import complete_model, complete_tenant
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.options import named_values, with_options
+from tokenyard.cli.shared.options import class_option, name_option, param_option, with_options
 from tokenyard.process.program import Exit, YardChoice
 from tokenyard.protocol.errors import SettingsError
-from tokenyard.protocol.keys import PRIORITY_CLASSES
-from tokenyard.protocol.texts import pip_install
-
-_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(?P<count>[0-9]{1,9}(\.[0-9]+)?)(?P<unit>[smhd]?)")
+from tokenyard.protocol.texts import pip_install, span_ms
 
 
 def duration(value: Any) -> float:
     """A time like 90, 90s, 15m, 24h or 7d, in seconds."""
     if isinstance(value, int | float):
         return float(value)
-    found = _DURATION.fullmatch(value)
-    if found is None:
-        raise click.BadParameter(f"{value!r}: give a time like 90s, 15m, 24h or 7d")
-    return float(found["count"]) * _UNITS[found["unit"]]
+    try:
+        return span_ms(value) / 1000
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def whole_seconds(value: Any) -> int:
@@ -73,36 +67,16 @@ spec_options: Final = with_options(
         type=click.Path(path_type=Path),
         help="Where errors are written.  [default: out.errors.jsonl for out.jsonl]",
     ),
-    click.option(
-        "--model", default="", shell_complete=complete_model, help="Model of lines without one."
-    ),
-    click.option(
-        "--param",
-        "params",
-        multiple=True,
-        callback=named_values,
-        help="Default sampling parameter of the lines: name=JSON.",
-    ),
-    click.option(
-        "--class",
-        "priority_class",
-        type=click.Choice(PRIORITY_CLASSES),
-        default="low",
-        show_default=True,
-        help="The priority class of the requests.",
-    ),
+    name_option("model", "Model of lines without one."),
+    param_option("Default sampling parameter of the lines: name=JSON."),
+    class_option("low"),
     click.option(
         "--max-in-flight",
         "window",
         type=click.IntRange(1),
         help="Most requests in flight.  [default: twice the workers' places, at least 1000]",
     ),
-    click.option(
-        "--tenant",
-        default="",
-        shell_complete=complete_tenant,
-        help="Tenant of lines without one.",
-    ),
+    name_option("tenant", "Tenant of lines without one."),
     click.option("--ordered", is_flag=True, help="Write answers in the order of the lines."),
     click.option(
         "--completion-window",

@@ -26,25 +26,25 @@ from tokenyard.batch.api import spec_of
 from tokenyard.batch.dry_run import Fleet, Report, dry_run
 from tokenyard.batch.progress import Progress
 from tokenyard.batch.runner import Runner
-from tokenyard.batch.state import BatchSpec, BatchState, new_id
+from tokenyard.batch.state import BatchSpec, BatchState, CodeCount, new_id
 from tokenyard.cli.batch.options import file_errors_in_one_line, spec_options
 from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import HarmlessConsole, plain_console, say
 from tokenyard.cli.shared.interrupts import Interrupts
-from tokenyard.cli.shared.tables import Column, FittingTable
+from tokenyard.cli.shared.tables import Column, Columns, table_of
 from tokenyard.client.tokenization import load_tokenizer
 from tokenyard.process.interrupted import Interrupted
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.errors import TokenyardError
-from tokenyard.protocol.texts import counted, printable
+from tokenyard.protocol.texts import counted
 from tokenyard.yard.snapshot import read_yard
 
 _SAY_EVERY_S: Final = 10.0
-_ERROR_COLUMNS: Final = (
-    Column("Code", is_whole=True),
-    Column("Lines", is_number=True),
-    Column("First line", is_number=True),
-)
+_ERROR_COLUMNS: Final[Columns[CodeCount]] = {
+    Column("Code", is_whole=True): lambda one: one.code,
+    Column("Lines", is_number=True): lambda one: one.lines,
+    Column("First line", is_number=True): lambda one: str(one.first_line),
+}
 Tell = Callable[[Progress], None]
 
 
@@ -116,7 +116,7 @@ def run(
             ctx.exit(signalled.status)
     say(msgspec.json.encode(state.as_batch()) if as_json else summary(state))
     if state.line_errors and not as_json:
-        plain_console().print(_errors_by_code(state))
+        plain_console().print(table_of(state.line_errors, _ERROR_COLUMNS))
     is_good = state.status == "completed" and not state.counts.has_only_errors
     ctx.exit(Exit.OK if is_good else Exit.FAILED)
 
@@ -128,13 +128,6 @@ def summary(state: BatchState) -> str:
     sum_of = f"{counted(counts.total, 'input line')} = {results} + {errors}"
     lines = [f"{state.status}: {sum_of}", f"tokens:  {state.usage}", f"results: {spec.output}"]
     return "\n".join([*lines, f"errors:  {spec.errors_path}"] if counts.failed else lines)
-
-
-def _errors_by_code(state: BatchState) -> FittingTable:
-    table = FittingTable(_ERROR_COLUMNS)
-    for one in state.line_errors:
-        table.add(printable(one.code), f"{one.lines:,}", str(one.first_line))
-    return table
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tokenyard.cli.batch.options import (
     spec_options,
     whole_seconds,
 )
-from tokenyard.cli.shared.completion import complete_job
+from tokenyard.cli.shared.completion import COMPLETE
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import say
 from tokenyard.process.program import PlainCommand, YardChoice
@@ -43,7 +43,7 @@ from tokenyard.process.program import PlainCommand, YardChoice
     "--after",
     multiple=True,
     metavar="JOB",
-    shell_complete=complete_job,
+    shell_complete=COMPLETE["batch"],
     help="Run when this job has completed.",
 )
 @click.option("--at", metavar="TIME", help="Run at this time: 2026-11-22T02:00, 02:00 or +90m.")

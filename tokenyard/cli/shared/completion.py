@@ -83,14 +83,10 @@ def _completing(names: Names) -> Complete:
     return complete
 
 
-complete_model = _completing(_models)
-complete_worker = _completing(_workers)
-complete_job = _completing(_jobs)
-complete_tenant = _completing(_tenants)
 #: By what the name is of.
 COMPLETE: Final[Mapping[str, Complete]] = {
-    "model": complete_model,
-    "worker": complete_worker,
-    "tenant": complete_tenant,
-    "batch": complete_job,
+    "model": _completing(_models),
+    "worker": _completing(_workers),
+    "tenant": _completing(_tenants),
+    "batch": _completing(_jobs),
 }

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from tokenyard.cli.shared.completion import COMPLETE
+from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
 from tokenyard.protocol.parse import BadJson, ForeignJson
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -25,7 +26,7 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[CommandT], Command
     return add
 
 
-def named_values(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+def _named_values(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
     """Parse ``name=value`` pairs; a value that is not JSON is text."""
     params = {}
     for pair in values:
@@ -37,6 +38,23 @@ def named_values(_: click.Context, __: click.Parameter, values: tuple[str, ...])
         except BadJson:
             params[name.replace("-", "_")] = value
     return params
+
+
+def param_option(text: str) -> Callable[[CommandT], CommandT]:
+    """``--param name=JSON``, which may be repeated."""
+    return click.option("--param", "params", multiple=True, callback=_named_values, help=text)
+
+
+def class_option(default: PriorityClass) -> Callable[[CommandT], CommandT]:
+    """``--class`` of a command that submits requests."""
+    return click.option(
+        "--class",
+        "priority_class",
+        type=click.Choice(PRIORITY_CLASSES),
+        default=default,
+        show_default=True,
+        help="The priority class of the requests.",
+    )
 
 
 def name_option(noun: str, text: str) -> Callable[[CommandT], CommandT]:

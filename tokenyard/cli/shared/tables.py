@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from rich.cells import cell_len
@@ -45,12 +45,8 @@ class FittingTable:
     """
 
     columns: Sequence[Column]
+    rows: Sequence[tuple[Sequence[str], str]]  # with their styles
     has_details: bool = False
-    rows: list[tuple[Sequence[str], str]] = field(default_factory=list)  # with their styles
-
-    def add(self, *cells: str, style: str = "") -> None:
-        """Add a row."""
-        self.rows.append((cells, style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         filled = [
@@ -131,11 +127,8 @@ def table_of(
     style: Callable[[T], str] = lambda _: "",
 ) -> FittingTable:
     """A row for each thing, with `printable` texts."""
-    table = FittingTable(tuple(columns), has_details)
-    for thing in things:
-        cells = (_text(cell(thing)) for cell in columns.values())
-        table.add(*cells, style=style(thing))
-    return table
+    rows = [([_text(cell(one)) for cell in columns.values()], style(one)) for one in things]
+    return FittingTable(tuple(columns), rows, has_details)
 
 
 def _text(cell: object) -> str:

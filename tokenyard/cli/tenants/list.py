@@ -10,7 +10,7 @@ import click
 import msgspec
 from rich.table import Table
 
-from tokenyard.cli.shared.completion import complete_tenant
+from tokenyard.cli.shared.completion import COMPLETE
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
 from tokenyard.cli.shared.line_rows import percent
@@ -86,7 +86,7 @@ def list_all(ctx: click.Context, only_waiting: bool, as_json: bool) -> None:
 
 
 @click.command(cls=PlainCommand, help=SHOW, short_help="Show one.")
-@click.argument("tenant", shell_complete=complete_tenant)
+@click.argument("tenant", shell_complete=COMPLETE["tenant"])
 @json_option
 @click.pass_context
 def show(ctx: click.Context, tenant: str, as_json: bool) -> None:

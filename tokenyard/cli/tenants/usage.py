@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from tokenyard.cli.shared.completion import complete_tenant
+from tokenyard.cli.shared.completion import COMPLETE
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.options import json_list_option, verbose_option
 from tokenyard.cli.shared.tables import Column, Columns, show_list
@@ -42,7 +42,7 @@ _COLUMNS: Final[Columns[TenantUsage]] = {
 
 
 @click.command("usage", cls=PlainCommand, short_help="Show what they have used.")
-@click.argument("tenants", metavar="[TENANT]...", nargs=-1, shell_complete=complete_tenant)
+@click.argument("tenants", metavar="[TENANT]...", nargs=-1, shell_complete=COMPLETE["tenant"])
 @click.option(
     "--days",
     type=click.IntRange(1, KEPT_DAYS),

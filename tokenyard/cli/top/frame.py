@@ -14,7 +14,7 @@ from rich.text import Text
 from tokenyard.cli.info import leader, pace, state_text
 from tokenyard.cli.shared.line_rows import LINE_COLUMNS, line_rows
 from tokenyard.protocol.keys import INTAKE_CLASSES
-from tokenyard.protocol.texts import counted, span
+from tokenyard.protocol.texts import byte_size, counted, span
 from tokenyard.yard.history import (
     RecentError,
     Snapshot,
@@ -212,7 +212,7 @@ def _worker(worker: WorkerView, rate: Throughput, paper: Paper) -> Iterator[str 
         yield f"{rate.requests_per_s:,.1f}"
         yield f"{info.tally.finished:,}" if info else "-"
         yield f"{info.host} {info.device}" if info else "-"
-    yield _memory(info.memory_bytes if info else 0)
+    yield byte_size(info.memory_bytes) if info and info.memory_bytes else "-"
 
 
 _STYLES: Final = {"ready": "green", "lost": "red", "failed": "red", "unreadable": "red"}
@@ -243,9 +243,3 @@ def _error_table(errors: Sequence[RecentError], snapshot: Snapshot) -> Renderabl
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f} ms"
-
-
-def _memory(size: int) -> str:
-    if not size:
-        return "-"
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
