@@ -13,7 +13,9 @@ from click.testing import CliRunner, Result
 from tests.cli.running import Up, tokenyard
 from tests.support.builders import random_name
 from tests.support.yard import PlayedYard
-from tokenyard.cli import main
+from tokenyard.cli import demo, main
+from tokenyard.cli.up import Foreground
+from tokenyard.cli.up.local_yard import LocalPlan
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
@@ -71,6 +73,15 @@ def ask(yard: dict[str, Any], invoke: Callable[..., Result]) -> Callable[..., Re
         return invoke("--redis-url", yard["url"], *arguments, **options)
 
     return run
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[LocalPlan]:
+    """The plans of `up` and `demo`, which then start nothing."""
+    found: list[LocalPlan] = []
+    monkeypatch.setattr(Foreground, "run", lambda this: found.append(this._plan))
+    monkeypatch.setattr(demo, "_run", lambda plan, *_: found.append(plan) or [])
+    return found
 
 
 @pytest.fixture
