@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.running import ROOT, Up, environment
+from tests.cli.running import ROOT, Up, environment, tokenyard
 from tests.support.processes import is_gone
 from tests.support.servers import Server
 from tests.support.vllm_versions import write_distribution
@@ -193,14 +193,7 @@ def test_up_ends_with_the_workers_paragraph(start_up: StartUp, point: str) -> No
 def test_demo_ends_and_keeps_its_logs_after_a_failed_start(
     no_vllm: dict[str, str], tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tokenyard", "demo"],
-        env=environment(**no_vllm, TMPDIR=str(tmp_path)),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    done = tokenyard("demo", env={**no_vllm, "TMPDIR": str(tmp_path)})
     paragraph = check(done.returncode, done.stderr, "No module named 'vllm'", "pip install '")
     (log,) = tmp_path.glob("tokenyard-demo-*/logs/worker.log")
     assert str(log) in paragraph

@@ -18,7 +18,7 @@ import pytest
 import redis
 from click.testing import Result
 
-from tests.cli.running import Up, environment
+from tests.cli.running import Up, environment, python
 from tests.cli.test_commands_page import LEAVES
 from tests.support.builders import random_name
 from tests.support.servers import Server
@@ -70,12 +70,6 @@ def test_options_may_follow_each_word_of_a_group(
     done = invoke(*words)
     assert done.exit_code == Exit.OK, done.output
     assert json.loads(done.stdout)["models"][0]["name"] == "simulated"
-
-
-def test_a_bad_name_after_the_command_is_refused(invoke: Ask) -> None:
-    done = invoke("info", "--yard", "a b")
-    assert done.exit_code == Exit.USAGE
-    assert "A-Z a-z 0-9" in done.stderr
 
 
 def test_debug_may_follow_the_command(invoke: Ask) -> None:
@@ -152,14 +146,7 @@ def test_misspelled_variables_are_refused_with_a_suggestion(
 
 
 def test_an_unknown_setting_is_a_warning() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "coordinator"],
-        env=environment(TOKENYARD_COORDINATOR_QQQQ="1"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-m", "coordinator", env={"TOKENYARD_COORDINATOR_QQQQ": "1"})
     assert "Warning: nothing reads the variable TOKENYARD_COORDINATOR_QQQQ" in done.stderr
 
 

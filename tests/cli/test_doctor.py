@@ -136,9 +136,3 @@ def test_foreign_lanes_and_groups_are_found(
     assert kinds
     assert kinds.kinds["lane"].count == 2
     assert kinds.kinds["request"].bytes > 0
-
-
-def test_doctor_without_a_broker_is_unavailable(invoke: Ask) -> None:
-    done = invoke("--redis-url", "redis://127.0.0.1:1", "doctor")
-
-    assert done.exit_code == Exit.UNAVAILABLE

@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 import redis
 from click.testing import Result
 
-from tests.cli.running import Up, environment
+from tests.cli.running import Up, python
 from tests.docs.pages import page, section
 from tests.support.servers import Server
 from tokenyard import AsyncClient, Client
@@ -152,15 +151,7 @@ def test_the_python_of_the_readme_runs_as_printed(
     [block] = PYTHON.findall(section(page("README.md"), "### From Python"))
     up = start_up("--workers", "1", port=False, env=home)
     up.wait_ready()
-    done = subprocess.run(
-        [sys.executable, "-c", block],
-        cwd=tmp_path,
-        env=environment(**home),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", block, cwd=tmp_path, env=home)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) == 2 + 90  # one whole, one streamed, and those of `map`

@@ -26,9 +26,3 @@ def test_the_table_names_every_worker(ask: Callable[..., Result]) -> None:
     table = ask("info").stdout
     assert all(worker in table for worker in workers)
     assert "simulated (2 workers)" in table
-
-
-def test_a_yard_without_a_leader_sets_the_exit_status(ask: Callable[..., Result]) -> None:
-    result = ask("--yard", "nobody-here", "info")
-    assert result.exit_code == Exit.UNAVAILABLE
-    assert "none: nothing is dispatched" in result.stdout

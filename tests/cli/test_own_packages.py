@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import ROOT, Up, environment
+from tests.cli.running import ROOT, Up, environment, python, tokenyard
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 
@@ -30,17 +30,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return users
 
 
-def tokenyard(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tokenyard", *arguments],
-        env=environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("path", [str(ROOT), f".:{ROOT}"], ids=["here", "PYTHONPATH=."])
 def test_a_yard_runs_beside_modules_of_these_names(
@@ -53,7 +42,7 @@ def test_a_yard_runs_beside_modules_of_these_names(
     assert "could be started" not in log, "the fork-server has imported our package"
 
     # I expect it to serve,
-    done = tokenyard("--redis-url", url, "submit", "--json", "hello", PYTHONPATH=path)
+    done = tokenyard("--redis-url", url, "submit", "--json", "hello", env={"PYTHONPATH": path})
     assert done.returncode == Exit.OK, done.stderr
     assert json.loads(done.stdout)["status"] == "completed"
 
@@ -61,7 +50,7 @@ def test_a_yard_runs_beside_modules_of_these_names(
     (folder / "in.jsonl").write_text('{"id": "1", "prompt": "one"}\n')
     job = tokenyard("--redis-url", url, "batch", "submit", "in.jsonl", "-o", "out.jsonl")
     assert job.returncode == Exit.OK, job.stderr
-    done = tokenyard("--redis-url", url, "batch", "worker", "--burst", PYTHONPATH=path)
+    done = tokenyard("--redis-url", url, "batch", "worker", "--burst", env={"PYTHONPATH": path})
     assert done.returncode == Exit.OK, done.stderr
     assert json.loads((folder / "out.jsonl").read_text())["custom_id"] == "1"
 
@@ -97,10 +86,7 @@ def test_a_program_with_its_own_worker_module_can_be_a_client(
         f"with tokenyard.Client({url!r}) as client:\n"
         "    print(worker.MINE, client.submit('hello', max_tokens=2).result(timeout=60).ok)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "program.py"], env=environment(), capture_output=True, text=True,
-        timeout=WAIT_S, check=False,
-    )  # fmt: skip
+    done = python("program.py")
     assert done.stdout == "True True\n", done.stderr
 
 
@@ -111,19 +97,21 @@ def test_a_foreign_module_that_is_found_first_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = f"{folder}:{ROOT}"
-    done = tokenyard("--redis-url", "redis://127.0.0.1:1", command, PYTHONPATH=path)
+    done = tokenyard("--redis-url", "redis://127.0.0.1:1", command, env={"PYTHONPATH": path})
     assert done.returncode == Exit.USAGE
     (line,) = done.stderr.splitlines()
     assert f"the module {command!r} is at {folder / command}.py, which is not Tokenyard's" in line
     assert "rename it" in line
 
     # Other commands and the list of commands work.
-    done = tokenyard("--help", PYTHONPATH=path)
+    done = tokenyard("--help", env={"PYTHONPATH": path})
     assert done.returncode == Exit.OK
     assert "submit" in done.stdout
 
     # `up` passes the error on.
-    done = tokenyard("up", "--engine", "simulated", "--data-dir", str(tmp_path), PYTHONPATH=path)
+    done = tokenyard(
+        "up", "--engine", "simulated", "--data-dir", str(tmp_path), env={"PYTHONPATH": path}
+    )
     assert done.returncode == Exit.FAILED
     named = [f"{folder / name}.py, which is not Tokenyard's" for name in ("coordinator", "worker")]
     assert any(one in done.stderr for one in named), done.stderr  # whichever ends first

@@ -82,13 +82,6 @@ def test_a_missing_result_times_out(ask: Ask, client: Client) -> None:
     assert "no result yet" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["result", "explain"])
-def test_an_unknown_request_is_an_error(ask: Ask, command: str) -> None:
-    result = ask(command, "nobody")
-    assert result.exit_code == Exit.FAILED
-    assert result.stderr.startswith("Error: the yard knows no request 'nobody'")
-
-
 def test_a_timeline_goes_from_acceptance_to_result(ask: Ask, client: Client) -> None:
     handle = client.submit("hello", max_tokens=4)
     worker = handle.result().provenance.worker  # type: ignore[union-attr]
@@ -175,26 +168,6 @@ def test_a_user_who_may_not_scan_must_name_the_client(
         connection.execute_command("ACL", "DELUSER", user)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("explain", "q", "--client", "a*"), "use 1 to 100 of A-Z"),
-        (("requests", "--client", "[a]"), "use 1 to 100 of A-Z"),
-        (("result", ""), "an id has 1 to 200 bytes, not 0"),
-        (("explain", "x" * 201), "an id has 1 to 200 bytes, not 201"),
-        (("requests", "--state", "sleeping"), "'sleeping' is not one of"),
-        (("requests", "--older-than", "soon"), "give a time like 90, 90s, 5m, 2h or 1d"),
-        (("requests", "--older-than", "2h", "--newer-than", "1h"), "--newer-than must be longer"),
-    ],
-)
-def test_invalid_names_and_times_are_wrong_usage(
-    ask: Ask, arguments: tuple[str, ...], reason: str
-) -> None:
-    refused = ask(*arguments)
-    assert refused.exit_code == Exit.USAGE
-    assert reason in refused.stderr
-
-
 # The list
 
 
@@ -256,12 +229,6 @@ def test_a_deadline_ends_a_running_request(ask: Ask) -> None:
     assert "expired" in ask("explain", "q", "--client", name).stdout
 
 
-def test_refuse_late_needs_a_deadline(ask: Ask, yard: dict[str, Any]) -> None:
-    refused = ask("submit", "--refuse-late", "hello")
-    assert refused.exit_code == Exit.USAGE
-    assert "refuse_late: needs a deadline" in refused.stderr
-
-
 def test_verbose_prints_the_queue_position(ask: Ask) -> None:
     result = ask("submit", "--verbose", "hello")
     assert result.exit_code == Exit.OK
@@ -277,21 +244,9 @@ def test_verbose_prints_the_queue_position(ask: Ask) -> None:
 def test_cancel_on_disconnect_follows_the_death_of_the_command(
     client: Client, yard: dict[str, Any]
 ) -> None:
-    done = tokenyard(
-        "--redis-url",
-        yard["url"],
-        "submit",
-        "--client",
-        "short-lived",
-        "--id",
-        "q",
-        "--cancel-on-disconnect",
-        "--timeout",
-        "0.5",
-        "--max-tokens",
-        "2000",
-        "a long story",
-    )
+    asked = ("submit", "--client", "short-lived", "--id", "q", "--cancel-on-disconnect")
+    bounds = ("--timeout", "0.5", "--max-tokens", "2000")
+    done = tokenyard("--redis-url", yard["url"], *asked, *bounds, "a long story")
     assert done.returncode == Exit.TIMEOUT, done.stderr
     done = tokenyard("--redis-url", yard["url"], "result", "q", "--client", "short-lived")
     assert done.returncode == Exit.FAILED

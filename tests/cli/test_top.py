@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pty
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,8 +13,7 @@ import pytest
 from click.testing import Result
 from rich.console import Console
 
-from tests.cli.running import Up, environment, tokenyard
-from tests.support.builders import random_name
+from tests.cli.running import Up, in_terminal, read_until, tokenyard
 from tests.support.servers import Server
 from tests.support.snapshots import make_letter, make_snapshot, make_view_worker
 from tests.support.waiting import eventually
@@ -174,38 +170,13 @@ def test_top_once_prints_one_frame(yard: dict[str, Any]) -> None:
     assert "simulated" in shown.stdout
 
 
-def test_top_once_without_a_leader_is_unavailable(ask: Ask) -> None:
-    shown = ask("--yard", random_name("yard"), "top", "--once", "--interval", "0.1")
-
-    assert shown.exit_code == Exit.UNAVAILABLE
-    assert "none: nothing is dispatched" in shown.stdout
-
-
-def test_top_without_a_terminal_fails_with_a_hint(ask: Ask) -> None:
-    shown = ask("top")
-
-    assert shown.exit_code == Exit.USAGE
-    assert "--once" in shown.stderr
-
-
 @pytest.mark.long
 def test_top_restores_the_screen_on_q(yard: dict[str, Any]) -> None:
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], "top"]
-    env = environment(TERM="xterm", COLUMNS="80", LINES="24")
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
-        os.close(theirs)
-        try:
-            shown = b""
-            while b"workers ready" not in shown:
-                shown += os.read(ours, 65536)
-            os.write(ours, b"q")
-            while b"\x1b[?1049l" not in shown:
-                shown += os.read(ours, 65536)
-            assert process.wait(30) == Exit.OK
-        finally:
-            process.kill()
-    os.close(ours)
+    with in_terminal("--redis-url", yard["url"], "top", COLUMNS="80", LINES="24") as (process, at):
+        shown = read_until(at, b"workers ready")
+        os.write(at, b"q")
+        read_until(at, b"\x1b[?1049l")
+        assert process.wait(30) == Exit.OK
     assert b"\x1b[?1049h" in shown
 
 
@@ -227,10 +198,6 @@ def test_info_prints_a_block_for_each_look(yard: dict[str, Any]) -> None:
     assert shown.returncode == Exit.OK, shown.stderr
     assert shown.stdout.count("Dead letters") == 2
     assert shown.stdout.count("requests/s") == 1
-
-
-def test_a_count_without_an_interval_is_wrong_usage(ask: Ask) -> None:
-    assert ask("info", "--count", "2").exit_code == Exit.USAGE
 
 
 @pytest.mark.long
