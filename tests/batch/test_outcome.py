@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.batch.conftest import WriteLines, completion, objects
+from tests.batch.conftest import WriteLines, bad, completion, objects
 from tests.support.processes import Plant
 from tokenyard.batch import run_batch
 from tokenyard.batch.answers import read_done
@@ -33,10 +33,6 @@ def call(plant: Plant) -> Call:
         return CliRunner().invoke(main, [*place, *map(str, words)])
 
     return call
-
-
-def bad(number: int) -> dict[str, Any]:
-    return completion(number, temperature=-1)
 
 
 def sum_of(lines: Sequence[dict[str, Any]]) -> BatchUsage:

@@ -22,7 +22,7 @@ PROGRAM = "tests.batch.interrupted"
 
 @pytest.mark.long
 def test_a_worker_that_is_stopped_amid_a_command_ends(yard: BatchYard) -> None:
-    job = yard.submit(yard.write("in.jsonl", [completion(1)]), "-o", yard.folder / "out.jsonl")
+    job = yard.job([completion(1)])
     assert yard.work(program=(PROGRAM, Moment.COUNTED)).wait(ENDS_S) == 0
     assert yard.seen(job)["status"] == "completed"
 
@@ -30,7 +30,7 @@ def test_a_worker_that_is_stopped_amid_a_command_ends(yard: BatchYard) -> None:
 @pytest.mark.long
 def test_a_worker_that_is_stopped_as_it_forks_hands_its_job_back(yard: BatchYard) -> None:
     endless = completion(1, max_tokens=100_000, ignore_eos=True)
-    job = yard.submit(yard.write("in.jsonl", [endless]), "-o", yard.folder / "out.jsonl")
+    job = yard.job([endless])
     assert yard.work(program=(PROGRAM, Moment.FORKED)).wait(ENDS_S) == 0
     waiting = yard.seen(job)
     assert (waiting["rq_status"], waiting["retries_left"]) == ("queued", 5)
@@ -38,7 +38,7 @@ def test_a_worker_that_is_stopped_as_it_forks_hands_its_job_back(yard: BatchYard
 
 @pytest.mark.long
 def test_a_worker_ends_with_a_scheduler_that_has_not_begun(yard: BatchYard) -> None:
-    job = yard.submit(yard.write("in.jsonl", [completion(1)]), "-o", yard.folder / "out.jsonl")
+    job = yard.job([completion(1)])
     assert yard.work("--burst", program=(PROGRAM, Moment.SCHEDULED)).wait(ENDS_S) == 0
     assert yard.log.count("Acquired scheduler lock") == 2  # at first, and after the job
     assert yard.seen(job)["status"] == "completed"
