@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
@@ -16,6 +13,7 @@ from tests.board.deeds import Deeds
 from tests.board.device_yard import DeviceYard
 from tests.board.keyed import Keyed, keyed
 from tests.board.looking import Looker, looking
+from tests.cli.running import Command
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
@@ -24,6 +22,7 @@ from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.pages import request as one
 from tokenyard.board.pages import requests as listing
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 
@@ -37,6 +36,12 @@ def devices(connection: redis.Redis, keys: Keys, scripts: Scripts) -> DeviceYard
 def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> PlayedYard:
     """A yard whose leader and workers the test plays."""
     return PlayedYard(connection, keys, scripts)
+
+
+@pytest.fixture
+def bare(connection: redis.Redis, keys: Keys) -> Yard:
+    """A yard with nothing in it."""
+    return Yard(connection, keys)
 
 
 @pytest.fixture
@@ -58,16 +63,12 @@ def looker(
 @pytest.fixture(scope="module")
 def served(valkey_broker: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Host and port of a board without keys: its own program on a loopback port."""
-    log: Path = tmp_path_factory.mktemp("board") / "log"
-    command = [sys.executable, "-m", "tokenyard", "--redis-url", valkey_broker.url]
-    command += ["board", "--port", "0"]
-    with log.open("wb") as output, subprocess.Popen(command, stderr=output) as process:
-        found = eventually(
-            lambda: re.search(r"the board is at http://(\S+)/board", log.read_text())
-        )
+    words = ("--redis-url", valkey_broker.url, "board", "--port", "0")
+    with Command(tmp_path_factory.mktemp("board") / "log", *words) as board:
+        found = eventually(lambda: re.search(r"the board is at http://(\S+)/board", board.said))
         yield found[1]
-        process.terminate()
-        assert process.wait(60) == 0
+        board.process.terminate()
+        assert board.process.wait(60) == 0
 
 
 @pytest.fixture

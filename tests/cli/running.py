@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -63,6 +63,40 @@ def python(
 def tokenyard(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return python("-m", "tokenyard", *arguments, **options)
+
+
+class Command:
+    """A command that runs until its block ends, and what it has printed."""
+
+    def __init__(
+        self,
+        log: Path,
+        *arguments: str,
+        python: Sequence[str] = ("-m", "tokenyard"),
+        **env: str,
+    ) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, *python, *arguments],
+                env=environment(**env),
+                stdout=output,
+                stderr=output,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_S / 2)
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
 
 
 def write_program(path: Path, text: str) -> Path:

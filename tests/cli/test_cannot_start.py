@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.cli.running import ROOT, Up, environment, tokenyard
+from tests.cli.running import ROOT, Command, Up, tokenyard
 from tests.support.processes import is_gone
 from tests.support.servers import Server
 from tests.support.vllm_versions import write_distribution
@@ -49,19 +48,8 @@ def check(status: int, told: str, *words: str) -> str:
     return paragraph
 
 
-class Worker:
+class Worker(Command):
     """One run of `tokenyard worker`."""
-
-    def __init__(self, url: str, keys: Keys, log: Path, *options: str, **env: str) -> None:
-        command = [sys.executable, "-m", "tokenyard", "--redis-url", url, "--yard", keys.yard]
-        self.log = log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*command, "worker", "--name", "w", *options],
-                env=environment(**SOON, **env),
-                stdout=output,
-                stderr=output,
-            )
 
     def wait(self) -> tuple[int, str]:
         """Wait for the end of all its processes; its exit status and its messages."""
@@ -76,7 +64,7 @@ class Worker:
         eventually(ended, timeout_s=WAIT_S)
         eventually(lambda: all(map(is_gone, family)))
         assert family
-        return self.process.returncode, self.log.read_text()
+        return self.process.returncode, self.said
 
 
 StartWorker = Callable[..., Worker]
@@ -85,16 +73,14 @@ StartWorker = Callable[..., Worker]
 @pytest.fixture
 def start_worker(valkey_broker: Server, keys: Keys, tmp_path: Path) -> Iterator[StartWorker]:
     """A function that starts `tokenyard worker` with options and variables."""
-    started: list[Worker] = []
+    place = ("--redis-url", valkey_broker.url, "--yard", keys.yard)
+    with ExitStack() as stack:
 
-    def start(*options: str, **env: str) -> Worker:
-        started.append(Worker(valkey_broker.url, keys, tmp_path / "log", *options, **env))
-        return started[-1]
+        def start(*options: str, **env: str) -> Worker:
+            words = (*place, "worker", "--name", "w", *options)
+            return stack.enter_context(Worker(tmp_path / "log", *words, **SOON, **env))
 
-    yield start
-    for worker in started:
-        worker.process.kill()
-        worker.process.wait()
+        yield start
 
 
 @pytest.mark.long
@@ -127,14 +113,14 @@ def test_a_worker_without_vllm_prints_how_to_install_it(
 def test_a_missing_model_ends_the_worker_immediately(start_worker: StartWorker) -> None:
     worker = start_worker("--model", "/no/model")
     assert worker.process.wait(WAIT_S) == Exit.USAGE
-    assert worker.log.read_text() == "Error: model: there is no /no/model on this host\n"
+    assert worker.said == "Error: model: there is no /no/model on this host\n"
 
 
 @pytest.mark.long
 def test_a_retrying_worker_continues_and_explains_once(start_worker: StartWorker) -> None:
     options = ("--engine", "simulated", "--crash-point", "illegal", "--on-start-failure", "retry")
     worker = start_worker(*options, "--max-backoff-s", "0.1")
-    eventually(lambda: worker.log.read_text().count("process died") > 8, timeout_s=WAIT_S)
+    eventually(lambda: worker.said.count("process died") > 8, timeout_s=WAIT_S)
     worker.process.terminate()
     status, told = worker.wait()
     assert status == Exit.OK
@@ -163,7 +149,7 @@ def test_one_working_process_keeps_its_host_alive(start_worker: StartWorker) -> 
         victim.kill()
         victim.wait(WAIT_S)
     eventually(
-        lambda: "The workers of this host cannot start" in worker.log.read_text(),
+        lambda: "The workers of this host cannot start" in worker.said,
         timeout_s=WAIT_S,
     )
     assert worker.process.poll() is None
@@ -220,4 +206,4 @@ def test_a_broken_model_ends_a_worker_with_a_real_engine(
         words = ["NewForCausalLM", "take a newer vLLM"]
     options = ("--model", str(model), "--enforce-eager")
     worker = start_worker(*options)
-    check(worker.process.wait(280), worker.log.read_text(), *words)
+    check(worker.process.wait(280), worker.said, *words)

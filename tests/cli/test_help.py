@@ -215,7 +215,6 @@ def test_an_expected_error_is_a_line_and_an_exit_status(error: Exception, status
     assert result.output == f"Error: {error}\n"
 
 
-def test_debug_shows_the_traceback(invoke: Invoke) -> None:
-    result = invoke("--debug", "info")
-    assert result.exception is not None
-    assert "BrokerUnavailable" in repr(result.exception)
+@pytest.mark.parametrize("arguments", [["--debug", "info"], ["info", "--debug"]])
+def test_debug_shows_the_traceback(invoke: Invoke, arguments: list[str]) -> None:
+    assert "BrokerUnavailable" in repr(invoke(*arguments).exception)

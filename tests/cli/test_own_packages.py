@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.running import ROOT, Up, environment, python, tokenyard
+from tests.cli.running import ROOT, Command, Up, python, tokenyard
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 
@@ -60,19 +58,12 @@ def test_a_worker_is_started_beside_modules_of_these_names(
     start_up: StartUp, folder: Path, tmp_path: Path
 ) -> None:
     url = str(start_up("--slots", "1").wait_ready()["url"])
-    log = tmp_path / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tokenyard", "--redis-url", url, "worker", "--engine",
-             "simulated", "--name", "other"],
-            env=environment(), stdout=output, stderr=output,
-        )  # fmt: skip
-    try:
-        eventually(lambda: "engine simulated is up" in log.read_text(), timeout_s=WAIT_S)
-    finally:
-        process.terminate()
-        assert process.wait(WAIT_S) == Exit.OK
-    assert "could be started" not in log.read_text()
+    words = ("--redis-url", url, "worker", "--engine", "simulated", "--name", "other")
+    with Command(tmp_path / "log", *words) as worker:
+        eventually(lambda: "engine simulated is up" in worker.said, timeout_s=WAIT_S)
+        worker.process.terminate()
+        assert worker.process.wait(WAIT_S) == Exit.OK
+    assert "could be started" not in worker.said
 
 
 @pytest.mark.long
