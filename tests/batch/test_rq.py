@@ -175,29 +175,6 @@ def test_a_waiting_job_is_cancelled_and_resumed(yard: BatchYard) -> None:
 
 
 @pytest.mark.long
-def test_a_cancelled_running_job_answers_every_line(yard: BatchYard) -> None:
-    # Given an endless job
-    lines = [completion(number, max_tokens=100_000) for number in range(5)]
-    job = yard.job([completion(99), *lines], "--param", "ignore_eos=true")
-    yard.work()
-    eventually(
-        lambda: (yard.folder / "out.jsonl").exists() and objects(yard.folder / "out.jsonl"),
-        timeout_s=60,
-    )
-    # If it is cancelled
-    assert yard.call("cancel", job).stdout == f"{job}: cancelling\n"
-    yard.call("status", job, "--wait", "--timeout", 50, status=Exit.FAILED)
-    # I expect an answer for each line, and a failed job in RQ.
-    ended = yard.seen(job, Exit.FAILED)
-    assert (ended["status"], ended["rq_status"]) == ("cancelled", "failed")
-    assert ended["request_counts"] == {"total": 6, "completed": 1, "failed": 5}
-    errors = [
-        json.loads(line) for line in yard.call("results", job, "--errors").stdout.splitlines()
-    ]
-    assert {line["error"]["code"] for line in errors} == {"batch_cancelled"}
-
-
-@pytest.mark.long
 def test_unknown_batch_job_is_an_error(yard: BatchYard) -> None:
     for command in ("status", "cancel", "resume", "results", "logs"):
         done = yard.call(command, "batch_nothing", status=Exit.FAILED)
