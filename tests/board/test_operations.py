@@ -108,9 +108,7 @@ ELSEWHERE = {
 
 def test_each_operation_has_a_form(devices: DeviceYard, looker: Looker) -> None:
     # Given a yard with one of everything,
-    devices.lead()
-    devices.offer("gpu-1", "adder")
-    devices.join("gpu-1-0", controller="gpu-1")
+    devices.serve("adder")
     devices.scripts.submit("normal", [make_request("q", client="ann")])
     set_tenant(devices, "ann", lambda _: TenantSettings(weight=2))
     _, key_id = create_key(devices, "ann")

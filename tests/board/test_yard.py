@@ -9,6 +9,7 @@ import redis
 
 from tests.board.calls import Calls
 from tests.board.looking import Looker, looking, text_of
+from tests.board.request_rig import fail
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
@@ -17,10 +18,8 @@ from tokenyard.board.pages import yard as checkup
 from tokenyard.doctor import Evidence, diagnose
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
-from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys
 from tokenyard.protocol.leader_reports import HistorySample, history_fields
-from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.telemetry.intake_ages import MOST_OF_LINE
 
@@ -128,10 +127,7 @@ def test_of_many_tenants_a_bounded_number_is_read(looker: Looker, yard: PlayedYa
 
 
 def test_errors_are_named_and_are_text(looker: Looker, yard: PlayedYard) -> None:
-    queued = yard.submit(make_request(f"q-{HOSTILE}"))
-    reply = refusal(queued.request, Code.POISONED, "bad", published=b"")
-    place = (queued.intake, queued.entry, queued.request)
-    yard.scripts.answer(yard.token, *place, reply, dead=f"POISONED: {HOSTILE}")
+    fail(yard, make_request(f"q-{HOSTILE}"), f"POISONED: {HOSTILE}")
     now_ms = yard.connection.time()[0] * 1000
     yard.worker("frail", last_error=HOSTILE + "z" * 1_000_000, last_error_ms=now_ms)
 
