@@ -32,10 +32,6 @@ def test_a_slow_engine_tells_how_far_a_whole_answer_is() -> None:
     assert engine.progress() == {"1-0": 2}
 
 
-def test_the_engine_reports_that_it_is_simulated() -> None:
-    assert SimulatedEngine().info.engine == "simulated"
-
-
 def test_two_engines_give_the_same_tokens_for_the_same_request() -> None:
     given = ask(tokens=[1, 2, 3], max_tokens=50)
 
