@@ -52,11 +52,9 @@ def ask(redis_url: str, keys: Keys) -> Iterator[Asking]:
 
 
 @pytest.fixture
-def looker(
-    monkeypatch: pytest.MonkeyPatch, redis_url: str, connection: redis.Redis, keys: Keys
-) -> Iterator[Looker]:
+def looker(monkeypatch: pytest.MonkeyPatch, redis_url: str, bare: Yard) -> Iterator[Looker]:
     """An operator at the board, whose role a test may change."""
-    with looking(monkeypatch, redis_url, connection, keys) as looker:
+    with looking(monkeypatch, redis_url, bare) as looker:
         yield looker
 
 
@@ -78,9 +76,9 @@ def quick_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def door(broker: Server, connection: redis.Redis, keys: Keys) -> Iterator[Keyed]:
+def door(broker: Server, bare: Yard) -> Iterator[Keyed]:
     """A board that asks for keys."""
-    with keyed(broker.url, connection, keys) as made:
+    with keyed(broker.url, bare) as made:
         yield made
 
 

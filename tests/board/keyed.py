@@ -7,12 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-import redis
-
 from tests.board.asking import Answer, Asking, opened
 from tokenyard.ops.keys import create_key
 from tokenyard.protocol.api_keys import Role
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
@@ -38,11 +35,10 @@ class Keyed:
 
 
 @contextmanager
-def keyed(url: str, connection: redis.Redis, keys: Keys, **options: Any) -> Iterator[Keyed]:
+def keyed(url: str, yard: Yard, **options: Any) -> Iterator[Keyed]:
     """A board with keys of all roles."""
-    yard = Yard(connection, keys)
     made = {role: create_key(yard, role=role, name=f"of {role}") for role in ROLES}
-    with opened(url, keys.yard, needs_keys=True, **options) as ask:
+    with opened(url, yard.keys.yard, needs_keys=True, **options) as ask:
         yield Keyed(
             ask,
             {role: key for role, (key, _) in made.items()},

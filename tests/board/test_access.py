@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-import redis
 
 from tests.board.asking import STREAM, Asking, opened
 from tests.board.deeds import Deeds
@@ -19,7 +18,6 @@ from tokenyard.board.pages import PAGES
 from tokenyard.ops.audit import read_audit
 from tokenyard.ops.operation import Caller, Outcome
 from tokenyard.protocol.api_keys import Role
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 
 pytestmark = pytest.mark.usefixtures("quick_refusals")
@@ -132,8 +130,7 @@ def test_who_sees_prompts_and_answers(
     rule: Any,
     monkeypatch: pytest.MonkeyPatch,
     broker: Server,
-    connection: redis.Redis,
-    keys: Keys,
+    bare: Yard,
 ) -> None:
     seen: dict[Role | str, bool] = {}
 
@@ -143,7 +140,7 @@ def test_who_sees_prompts_and_answers(
 
     page = next(page for page in PAGES if page.path == "/audit")
     monkeypatch.setattr(app, "PAGES", [dataclasses.replace(page, view=view)])
-    with keyed(broker.url, connection, keys, shows_content_to=rule) as door:
+    with keyed(broker.url, bare, shows_content_to=rule) as door:
         for role in ROLES:
             assert door.ask("/board/audit", cookie=door.log_in(role)).status == 200
     expected = {role: rule != "nobody" and RANK[role] >= RANK[rule] for role in ROLES}

@@ -28,6 +28,7 @@ from tokenyard.batch.state import BatchSpec
 from tokenyard.board.page import Actor
 from tokenyard.ops import batches as ops
 from tokenyard.process.program import Exit
+from tokenyard.protocol.yard import Yard
 
 __all__ = ["write_lines", "yard"]
 pytestmark = pytest.mark.valkey_only
@@ -36,7 +37,7 @@ MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)>'\""
 
 @pytest.fixture
 def live(yard: BatchYard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Looker]:
-    with looking(monkeypatch, yard.plant.url, yard.plant.connection, yard.plant.keys) as made:
+    with looking(monkeypatch, yard.plant.url, yard.plant) as made:
         yield made
 
 
@@ -70,17 +71,17 @@ def test_without_rq_the_page_says_what_to_install(
 
 
 def test_without_its_rights_the_page_says_which(
-    broker: Server, connection: redis.Redis, keys: Any, monkeypatch: pytest.MonkeyPatch
+    broker: Server, bare: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    user = f"board-{keys.yard}"
-    own = [f"tokenyard:{{{keys.yard}}}:*"]
-    connection.acl_setuser(user, enabled=True, passwords="+pw", commands=["+@all"], keys=own)
+    user = f"board-{bare.keys.yard}"
+    own = [f"tokenyard:{{{bare.keys.yard}}}:*"]
+    bare.connection.acl_setuser(user, enabled=True, passwords="+pw", commands=["+@all"], keys=own)
     url = broker.url.replace("redis://", f"redis://{user}:pw@")
     try:
-        with looking(monkeypatch, url, connection, keys) as looker:
+        with looking(monkeypatch, url, bare) as looker:
             assert "give it the rights of gateway-batches" in looker.get("/batches")
     finally:
-        connection.acl_deluser(user)
+        bare.connection.acl_deluser(user)
 
 
 @pytest.mark.long

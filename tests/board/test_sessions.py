@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-import redis
 
 from tests.board.asking import STREAM
 from tests.board.keyed import Keyed, keyed
@@ -17,7 +16,6 @@ from tokenyard.board import access
 from tokenyard.board.page import Actor
 from tokenyard.ops.keys import revoke_key
 from tokenyard.protocol.api_keys import key_digest
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 
 pytestmark = pytest.mark.usefixtures("quick_refusals")
@@ -44,13 +42,13 @@ def test_a_cookie_is_for_the_board_only_and_not_for_scripts(door: Keyed) -> None
 
 @pytest.mark.parametrize("how", ["own", "proxy's"])
 def test_with_tls_a_cookie_is_sent_by_tls_only_and_no_other_host_can_plant_it(
-    how: str, broker: Server, connection: redis.Redis, keys: Keys
+    how: str, broker: Server, bare: Yard
 ) -> None:
     more: dict[str, Any] = {
         "own": {"has_tls": True},
         "proxy's": {"hosts": ("https://board.example",)},
     }[how]
-    with keyed(broker.url, connection, keys, **more) as door:
+    with keyed(broker.url, bare, **more) as door:
         door.ask.host = "board.example" if how == "proxy's" else door.ask.host
         login = {"key": door.secrets["viewer"]}
         origin = f"https://{door.ask.host}"
