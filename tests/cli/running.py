@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
+from click.testing import Result
 
 from tests.support.processes import is_gone
 from tests.support.waiting import eventually
@@ -219,3 +220,9 @@ class Up:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+
+#: A function that runs a command in this process.
+Ask = Callable[..., Result]
+#: A function that starts a yard for one test.
+StartUp = Callable[..., Up]

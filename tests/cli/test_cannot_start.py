@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.running import ROOT, Command, Up, tokenyard
+from tests.cli.running import ROOT, Command, StartUp, tokenyard
 from tests.support.processes import is_gone
 from tests.support.servers import Server
 from tests.support.vllm_versions import write_distribution
@@ -21,7 +21,6 @@ from tokenyard.protocol.texts import pip_install
 
 pytestmark = pytest.mark.crash
 
-StartUp = Callable[..., Up]
 WAIT_S = 100.0
 #: A package that shadows vLLM, as if it were no longer there.
 NO_VLLM = "raise ModuleNotFoundError(\"No module named 'vllm'\", name='vllm')\n"

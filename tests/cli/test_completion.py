@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 import redis
-from click.testing import Result
 
-from tests.cli.running import environment, tokenyard, write_program
+from tests.cli.running import Ask, environment, tokenyard, write_program
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 
@@ -112,7 +111,7 @@ def test_a_silent_broker_gives_no_proposals(propose: Propose) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_a_script(invoke: Callable[..., Result], shell: str) -> None:
+def test_each_shell_has_a_script(invoke: Ask, shell: str) -> None:
     done = invoke("completion", shell)
 
     assert done.exit_code == Exit.OK

@@ -11,9 +11,8 @@ from typing import Any
 import click
 import pytest
 import redis
-from click.testing import Result
 
-from tests.cli.running import Command, Up, python
+from tests.cli.running import Ask, Command, StartUp, python
 from tests.cli.test_commands_page import LEAVES
 from tests.support.builders import random_name
 from tests.support.servers import Server
@@ -22,7 +21,6 @@ from tokenyard.cli import main
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.keys import Keys
 
-Ask = Callable[..., Result]
 NOBODY = "redis://127.0.0.1:1"
 
 
@@ -174,7 +172,7 @@ def test_a_missing_file_is_wrong_usage_everywhere(
 
 
 @pytest.mark.long
-def test_singular_and_plural_in_messages(start_up: Callable[..., Up], invoke: Ask) -> None:
+def test_singular_and_plural_in_messages(start_up: StartUp, invoke: Ask) -> None:
     up = start_up("--workers", "1")
     url = str(up.wait_ready()["url"])
     assert "Starting 1 worker, " in up.said

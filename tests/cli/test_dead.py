@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
-from click.testing import Result
 
-from tests.cli.running import objects
+from tests.cli.running import Ask, objects
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 
-Ask = Callable[..., Result]
 KEYS = Keys("main")
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from rich.console import Console
 
-from tests.cli.running import Command, tokenyard
+from tests.cli.running import Ask, Command, tokenyard
 from tests.support.processes import is_gone
 from tests.support.waiting import eventually
 from tokenyard.cli import demo
@@ -21,8 +19,6 @@ from tokenyard.process import extras
 from tokenyard.process.program import Exit
 from tokenyard.protocol.replies import ErrorInfo, Provenance, Result, Status, Timing
 from tokenyard.protocol.texts import pip_install
-
-Invoke = Callable[..., Any]
 
 
 def answer(text: str, *, status: Status = "completed") -> DemoAnswer:
@@ -85,7 +81,7 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_without_vllm_the_demo_is_planned_with_a_simulated_engine(
-    without_vllm: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+    without_vllm: str, invoke: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[LocalPlan] = []
 
@@ -103,7 +99,7 @@ def test_without_vllm_the_demo_is_planned_with_a_simulated_engine(
 
 
 @pytest.mark.long
-def test_without_vllm_the_demo_runs(without_vllm: str, invoke: Invoke) -> None:
+def test_without_vllm_the_demo_runs(without_vllm: str, invoke: Ask) -> None:
     done = invoke("demo", "--requests", "20")
     assert done.exit_code == Exit.OK, done.output
     assert without_vllm in done.output

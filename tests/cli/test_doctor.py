@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import redis
-from click.testing import Result
 
-from tests.cli.running import tokenyard
+from tests.cli.running import Ask, tokenyard
 from tests.support.builders import make_request, random_name, worker_json
 from tests.support.servers import Server
 from tokenyard.doctor import diagnose, gather
@@ -18,8 +17,6 @@ from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
-
-Ask = Callable[..., Result]
 
 
 @pytest.fixture

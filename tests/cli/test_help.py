@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.cli.running import Ask
 from tokenyard.cli import COMMANDS
 from tokenyard.cli.up.engine_options import example_model
 from tokenyard.process import program
@@ -17,18 +17,16 @@ from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.errors import NoCoordinator, WaitTimeout
 from tokenyard.protocol.settings import CoordinatorSettings, WorkerSettings
 
-Invoke = Callable[..., Result]
-
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_explains_itself_with_examples(invoke: Invoke, command: str) -> None:
+def test_each_command_explains_itself_with_examples(invoke: Ask, command: str) -> None:
     result = invoke(command, "--help")
     assert result.exit_code == Exit.OK, result.output
     assert "Examples:" in result.output
     assert "tokenyard" in result.output
 
 
-def test_the_bare_command_prints_where_to_begin(invoke: Invoke) -> None:
+def test_the_bare_command_prints_where_to_begin(invoke: Ask) -> None:
     result = invoke("--help")
     assert result.exit_code == Exit.OK
     assert "Begin here:" in result.output
@@ -37,7 +35,7 @@ def test_the_bare_command_prints_where_to_begin(invoke: Invoke) -> None:
     assert "..." not in result.output.partition("Commands:")[2], "a line is cut"
 
 
-def test_version_option(invoke: Invoke) -> None:
+def test_version_option(invoke: Ask) -> None:
     assert invoke("-V").output.startswith("tokenyard, version ")
 
 
@@ -63,7 +61,7 @@ def test_version_option(invoke: Invoke) -> None:
         (["sumbit"], "No such command"),
     ],
 )
-def test_wrong_usage_is_explained(invoke: Invoke, arguments: list[str], reason: str) -> None:
+def test_wrong_usage_is_explained(invoke: Ask, arguments: list[str], reason: str) -> None:
     result = invoke(*arguments)
     assert result.exit_code == Exit.USAGE
     assert reason in result.output
@@ -107,7 +105,7 @@ ALL_OR_ONE = "give one of --all, --model and --worker"
     ],
 )
 def test_what_cannot_be_asked_of_a_yard_is_explained(
-    ask: Invoke, status: Exit, arguments: list[str], reason: str
+    ask: Ask, status: Exit, arguments: list[str], reason: str
 ) -> None:
     result = ask(*arguments)
     assert result.exit_code == status
@@ -115,14 +113,14 @@ def test_what_cannot_be_asked_of_a_yard_is_explained(
 
 
 @pytest.mark.parametrize("arguments", [["info"], ["top", "--once", "--interval", "0.1"]])
-def test_a_yard_without_a_leader_sets_the_exit_status(ask: Invoke, arguments: list[str]) -> None:
+def test_a_yard_without_a_leader_sets_the_exit_status(ask: Ask, arguments: list[str]) -> None:
     result = ask("--yard", "nobody-here", *arguments)
     assert result.exit_code == Exit.UNAVAILABLE
     assert "none: nothing is dispatched" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["submit", "info"])
-def test_a_missing_broker_is_an_error_with_a_hint(invoke: Invoke, command: str) -> None:
+def test_a_missing_broker_is_an_error_with_a_hint(invoke: Ask, command: str) -> None:
     arguments = [command, "hello"] if command == "submit" else [command]
     result = invoke(*arguments)
     assert result.exit_code == Exit.UNAVAILABLE
@@ -130,7 +128,7 @@ def test_a_missing_broker_is_an_error_with_a_hint(invoke: Invoke, command: str) 
 
 
 @pytest.mark.parametrize("command", ["info", "pause", "doctor"])
-def test_a_silent_server_is_one_line(invoke: Invoke, command: str) -> None:
+def test_a_silent_server_is_one_line(invoke: Ask, command: str) -> None:
     result = invoke("--redis-url", "redis://127.0.0.1:1", command)
     assert result.exit_code == Exit.UNAVAILABLE
     assert result.output.startswith("Error: ")
@@ -216,5 +214,5 @@ def test_an_expected_error_is_a_line_and_an_exit_status(error: Exception, status
 
 
 @pytest.mark.parametrize("arguments", [["--debug", "info"], ["info", "--debug"]])
-def test_debug_shows_the_traceback(invoke: Invoke, arguments: list[str]) -> None:
+def test_debug_shows_the_traceback(invoke: Ask, arguments: list[str]) -> None:
     assert "BrokerUnavailable" in repr(invoke(*arguments).exception)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.running import ROOT, Command, Up, python, tokenyard
+from tests.cli.running import ROOT, Command, StartUp, python, tokenyard
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 
-StartUp = Callable[..., Up]
 WAIT_S = 100.0
 USERS = "raise RuntimeError('a module of the user')\n"
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
-from click.testing import Result
 
-from tests.cli.running import objects, tokenyard
+from tests.cli.running import Ask, objects, tokenyard
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
 from tokenyard import Client, RequestFailed
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 
-Ask = Callable[..., Result]
 #: Tokens of a request that runs for more than a minute.
 LONG = 8000
 
@@ -150,7 +148,7 @@ def test_a_dead_letter_is_requeued_by_its_id_alone(ask: Ask, connection: redis.R
 
 
 def test_a_user_who_may_not_scan_must_name_the_client(
-    invoke: Callable[..., Result], connection: redis.Redis, yard: dict[str, Any]
+    invoke: Ask, connection: redis.Redis, yard: dict[str, Any]
 ) -> None:
     user = random_name("user")
     connection.execute_command("ACL", "SETUSER", user, "on", ">s", "~*", "&*", "+@all", "-scan")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import SLOW
-from tests.cli.running import Up, said, tokenyard
+from tests.cli.running import StartUp, said, tokenyard
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
@@ -302,7 +302,7 @@ def test_a_paused_yard_accepts_requests_and_answers_them_later(
 
 @pytest.mark.long
 @pytest.mark.parametrize("verb", ["drain", "stop"])
-def test_up_ends_after_its_workers_have_ended(start_up: Callable[..., Up], verb: str) -> None:
+def test_up_ends_after_its_workers_have_ended(start_up: StartUp, verb: str) -> None:
     """Given a running request, I expect `drain` to finish it and `stop` to hand it back."""
     up = start_up("--slots", "2", env=SLOW)
     url = str(up.wait_ready()["url"])

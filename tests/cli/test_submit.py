@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ import pytest
 import redis
 from click.testing import Result
 
-from tests.cli.running import environment, objects
+from tests.cli.running import Ask, environment, objects
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
@@ -24,8 +24,6 @@ from tokenyard.client import durability
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import QueueFull
 from tokenyard.protocol.keys import Keys
-
-Ask = Callable[..., Result]
 
 
 def test_a_prompt_is_answered_on_one_line(ask: Ask) -> None:
@@ -279,7 +277,7 @@ def test_submit_without_a_coordinator_fails_in_time(ask: Ask) -> None:
 
 
 def test_submit_waits_for_a_late_coordinator(
-    valkey_broker: Server, invoke: Callable[..., Result], keys: Keys
+    valkey_broker: Server, invoke: Ask, keys: Keys
 ) -> None:
     results: list[Result] = []
     arguments = ("--redis-url", valkey_broker.url, "--yard", keys.yard, "info")

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from click.testing import Result
 from rich.console import Console
 
-from tests.cli.running import Up, in_terminal, read_until, tokenyard
+from tests.cli.running import Ask, StartUp, in_terminal, read_until, tokenyard
 from tests.support.servers import Server
 from tests.support.snapshots import make_letter, make_snapshot, make_view_worker
 from tests.support.waiting import eventually
@@ -27,7 +26,6 @@ from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerTotals
 from tokenyard.yard.history import Snapshot, SnapshotHistory
 from tokenyard.yard.line import InLine, TenantLine
 
-Ask = Callable[..., Result]
 PAUSED = DesiredState(run_state="PAUSED", by="kim@north", why="its driver")
 
 
@@ -201,7 +199,7 @@ def test_info_prints_a_block_for_each_look(yard: dict[str, Any]) -> None:
 
 
 @pytest.mark.long
-def test_tokens_are_counted_once(start_up: Callable[..., Up], invoke: Ask) -> None:
+def test_tokens_are_counted_once(start_up: StartUp, invoke: Ask) -> None:
     """The roster's tallies equal the tokens that clients received."""
     # Given a new yard: workers report once a second, so a shared one may report late
     url = str(start_up("--workers", "2").wait_ready()["url"])
@@ -223,9 +221,7 @@ def test_tokens_are_counted_once(start_up: Callable[..., Up], invoke: Ask) -> No
 
 
 @pytest.mark.long
-def test_the_successor_of_a_dead_worker_shows_its_error(
-    start_up: Callable[..., Up], invoke: Ask
-) -> None:
+def test_the_successor_of_a_dead_worker_shows_its_error(start_up: StartUp, invoke: Ask) -> None:
     url = str(start_up("--workers", "1", "--grace-s", "1").wait_ready()["url"])
 
     def worker() -> dict[str, Any]:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
-from tests.cli.running import Up
+from tests.cli.running import Ask, StartUp
 from tests.support.schedules import read_decisions
 from tests.support.vllm_versions import write_distribution
 from tokenyard.cli.up import up
@@ -19,8 +18,6 @@ from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
 from tokenyard.client.sync import Client
 from tokenyard.process.program import Exit
 from tokenyard.protocol.settings import WorkerSettings
-
-StartUp = Callable[..., Up]
 
 
 @pytest.mark.long
@@ -50,7 +47,7 @@ class TestVariables:
     @pytest.fixture
     def planned(
         self,
-        invoke: Callable[..., Result],
+        invoke: Ask,
         plans: list[LocalPlan],
         monkeypatch: pytest.MonkeyPatch,
         tmp_path: Path,
