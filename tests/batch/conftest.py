@@ -12,12 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from tests.batch.running import batch, start
+from tests.support.builders import random_name
 from tests.support.processes import Plant
 from tests.support.servers import Server
+from tokenyard.batch import BatchState, run_batch
 from tokenyard.batch.files import member, read_lines
-from tokenyard.batch.rq.jobs import BatchQueue
+from tokenyard.batch.rq.jobs import BatchQueue, JobOrder, KnownJob
+from tokenyard.batch.rq.work import WorkerContext
+from tokenyard.batch.rq.worker import BatchWorker
+from tokenyard.batch.state import BatchSpec
+from tokenyard.broker.connection import open_connection
+from tokenyard.cli import main
 from tokenyard.ops.audit import AuditEntry, read_audit
 from tokenyard.process.program import Exit
 
@@ -27,6 +35,8 @@ zstd = pytest.mark.skipif(
     reason="zstandard is not installed, so nothing was tested with .zst files",
 )
 ENDS_S = 60.0
+#: A worker slow enough that a test can kill a job midway.
+STEADY: dict[str, object] = {"simulated_step_s": 0.01, "max_num_seqs": 16}
 Lines = Sequence[dict[str, Any] | str]
 WriteLines = Callable[[str, Lines], Path]
 
@@ -35,9 +45,7 @@ WriteLines = Callable[[str, Lines], Path]
 def plant(no_leftover_processes: None, valkey_broker: Server) -> Iterator[Plant]:
     """A yard with a coordinator and a worker that answers immediately."""
     with Plant(valkey_broker.url) as plant:
-        plant.coordinator()
-        plant.worker()
-        plant.wait_for_workers(1)
+        plant.serve()
         yield plant
 
 
@@ -69,6 +77,80 @@ def objects(path: Path) -> list[dict[str, Any]]:
     return [json.loads(raw) for _, raw in read_lines(path) if raw is not None]
 
 
+def bad(number: int) -> dict[str, Any]:
+    """A line that is refused."""
+    return completion(number, temperature=-1)
+
+
+class Job:
+    """The files of a job that a test runs itself, once or more."""
+
+    def __init__(self, plant: Plant, write: WriteLines, target: Path) -> None:
+        self._write = write
+        self.place = {"redis_url": plant.url, "yard": plant.keys.yard}
+        self.source = target.with_name("in.jsonl")
+        self.target = target
+
+    @property
+    def errors(self) -> Path:
+        """The file of errors."""
+        return self.target.with_name(self.target.name.replace("out.", "out.errors."))
+
+    def write(self, lines: Lines) -> Path:
+        """Write its input."""
+        return self._write(self.source.name, lines)
+
+    def spec(self, lines: Lines, **options: Any) -> BatchSpec:
+        """Write its input; what a runner is to do."""
+        return BatchSpec(input=str(self.write(lines)), output=str(self.target), **options)
+
+    def run(self, lines: Lines | None = None, **options: Any) -> BatchState:
+        """Run it, with other lines than before if they are given."""
+        if lines is not None:
+            self.write(lines)
+        return run_batch(self.source, self.target, **self.place, **options)
+
+    def answered(self) -> list[dict[str, Any]]:
+        """The lines of its output."""
+        return objects(self.target)
+
+
+@pytest.fixture
+def job(plant: Plant, write_lines: WriteLines, tmp_path: Path) -> Job:
+    """A job on the shared yard."""
+    return Job(plant, write_lines, tmp_path / "out.jsonl")
+
+
+class RqYard:
+    """A yard of which there is nothing but its queue at RQ."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.yard = url, random_name("yard")
+        self.connection = open_connection(url)
+        self.queue = BatchQueue(self.connection, self.yard)
+
+    def enqueue(self, **options: Any) -> KnownJob:
+        """Enqueue a job of this specification."""
+        spec = BatchSpec(**({"input": "/in", "output": "/out"} | options))
+        return self.queue.enqueue(JobOrder(spec=spec))
+
+    def worker(self, name: str = "") -> BatchWorker:
+        """A batch worker in this process."""
+        return BatchWorker(self.url, self.yard, self.connection, name)
+
+    def call(self, *words: object) -> Result:
+        """Run `tokenyard batch ...`."""
+        place = ["--redis-url", self.url, "--yard", self.yard, "batch"]
+        return CliRunner().invoke(main, [*place, *map(str, words)])
+
+
+@pytest.fixture
+def worker_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what a batch worker in this process tells its jobs."""
+    for name in ("url", "yard"):
+        monkeypatch.setattr(WorkerContext, name, "")
+
+
 class BatchYard:
     """A yard with its own server, since RQ's keys are outside the yard's names."""
 
@@ -88,6 +170,11 @@ class BatchYard:
     def submit(self, *arguments: object) -> str:
         """Submit a job; its id."""
         return self.call("submit", *arguments).stdout.strip()
+
+    def job(self, lines: Lines, *options: object) -> str:
+        """Submit a job of these lines, from `in.jsonl` to `out.jsonl`; its id."""
+        source = self.write("in.jsonl", lines)
+        return self.submit(source, "-o", self.folder / "out.jsonl", *options)
 
     def seen(self, job: str, status: int = Exit.OK) -> dict[str, Any]:
         """A job as `status` shows it."""
@@ -137,9 +224,7 @@ def yard(
 ) -> Iterator[BatchYard]:
     """A yard that answers; its workers of RQ are started by the tests."""
     with Plant(new_server("valkey", aof=False).url) as plant:
-        plant.coordinator()
-        plant.worker(simulated_step_s=0.01, max_num_seqs=16)
-        plant.wait_for_workers(1)
+        plant.serve(**STEADY)
         made = BatchYard(plant, tmp_path, write_lines)
         yield made
         made.end()

@@ -10,7 +10,7 @@ from typing import Any
 
 from redis import Redis
 
-from tests.cli.running import environment
+from tests.cli.running import environment, tokenyard
 from tests.support.processes import ROOT, Plant
 from tests.support.waiting import eventually
 
@@ -33,14 +33,7 @@ def batch(
     plant: Plant, *arguments: object, timeout_s: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    return subprocess.run(
-        command(plant, *arguments),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    return tokenyard(*words(plant, *arguments), timeout_s=timeout_s)
 
 
 def start(

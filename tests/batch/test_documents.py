@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.batch.conftest import WriteLines, completion
 from tests.batch.running import batch
-from tests.cli.running import environment
+from tests.cli.running import python
 from tests.docs.pages import code, first_names, page, section
 from tests.support.processes import Plant
 from tokenyard.batch.answers import ENDED_CODES
@@ -51,14 +48,7 @@ def test_states_and_codes_are_those_of_the_code() -> None:
 
 def test_commands_without_rq_do_not_import_it() -> None:
     probe = "import sys, tokenyard.batch.api; print({'rq', 'click', 'rich'} & sys.modules.keys())"
-    done = subprocess.run(
-        [sys.executable, "-c", probe],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", probe)
     assert done.stdout == "set()\n", done.stderr
 
 
@@ -72,14 +62,6 @@ def test_the_examples_run(plant: Plant, write_lines: WriteLines, tmp_path: Path,
     write_lines("in.jsonl", [completion(1)])
     front = f"redis_url, yard = {plant.url!r}, {plant.keys.yard!r}\n"
     text = example.replace("redis_url=redis_url", "redis_url=redis_url, yard=yard")
-    done = subprocess.run(
-        [sys.executable, "-c", front + text],
-        cwd=tmp_path,
-        env=environment() | {"HOME": os.environ.get("HOME", "/")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", front + text, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout

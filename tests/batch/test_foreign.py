@@ -11,22 +11,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from click.testing import CliRunner
 from rq import Callback, Queue, Repeat
 from rq.exceptions import DequeueTimeout
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from tests.support.builders import random_name
+from tests.batch.conftest import RqYard
 from tests.support.servers import Server
 from tokenyard.batch.rq.callbacks import succeeded
-from tokenyard.batch.rq.jobs import BatchQueue, JobOrder, UnknownJob, describe
+from tokenyard.batch.rq.jobs import JobOrder, UnknownJob, describe
 from tokenyard.batch.rq.listing import list_jobs
 from tokenyard.batch.rq.work import WorkerContext
-from tokenyard.batch.rq.worker import BatchWorker
 from tokenyard.batch.state import BatchSpec
-from tokenyard.broker.connection import open_connection
-from tokenyard.cli import main
 from tokenyard.telemetry.batch_queue import queue_name
 
 ORDER = {"spec": {"input": "/in", "output": "/out"}}
@@ -50,23 +46,18 @@ def spring(*words: Any) -> None:
 SPRING = f"{__name__}.spring"
 
 
-class Others:
+class Others(RqYard):
     """A queue with one good batch job, and whoever else writes to it."""
 
-    def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("url", "yard"):
-            monkeypatch.setattr(WorkerContext, name, "")
-        self.url, self.yard = url, random_name("yard")
-        self.connection = open_connection(url)
-        self.batches = BatchQueue(self.connection, self.yard)
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
         self.json = Queue(
             queue_name(self.yard), connection=self.connection, serializer=JSONSerializer
         )
         self.pickled = Queue(queue_name(self.yard), connection=self.connection)
 
     def good(self) -> str:
-        spec = BatchSpec(input="/in", output="/out")
-        return self.batches.enqueue(JobOrder(spec=spec)).id
+        return self.enqueue().id
 
     def spoil(self, **fields: bytes) -> str:
         name = self.good()
@@ -75,7 +66,7 @@ class Others:
 
     def take(self) -> str:
         """The job that a worker would run next; "" if there is none."""
-        worker = BatchWorker(self.url, self.yard, self.connection)
+        worker = self.worker()
         worker.clean_registries()
         try:
             taken = worker._take_job(None)
@@ -85,9 +76,9 @@ class Others:
 
 
 @pytest.fixture
-def others(valkey_broker: Server, monkeypatch: pytest.MonkeyPatch) -> Others:
+def others(valkey_broker: Server, worker_context: None) -> Others:
     Trap.opened.clear()
-    return Others(valkey_broker.url, monkeypatch)
+    return Others(valkey_broker.url)
 
 
 def _of_another_type(others: Others) -> str:
@@ -133,7 +124,7 @@ def test_a_worker_refuses_a_foreign_job_and_says_so(
     assert f"{foreign}' is refused: it" in caplog.text
     assert Trap.opened == []
     assert others.take() == ""
-    assert list_jobs(others.batches, ["ended early"]).foreign.keys() == {foreign}
+    assert list_jobs(others.queue, ["ended early"]).foreign.keys() == {foreign}
 
 
 @parametrize_foreign
@@ -149,15 +140,14 @@ def test_a_foreign_job_is_listed_as_such(others: Others, write: Callable[[Others
     assert "foreign" in table
     assert mine in table
     with pytest.raises(UnknownJob):
-        describe(others.batches.find(foreign))
+        describe(others.queue.find(foreign))
     for command in ("status", "cancel", "resume", "results", "logs"):
         assert "Error: job " in _run(others, command, foreign, status=1)
     assert Trap.opened == []
 
 
 def _run(others: Others, *words: str, status: int = 0) -> str:
-    place = ["--redis-url", others.url, "--yard", others.yard, "batch"]
-    done = CliRunner().invoke(main, [*place, *words])
+    done = others.call(*words)
     assert done.exit_code == status, done.output
     return done.output
 
@@ -190,10 +180,10 @@ def test_a_foreign_scheduled_job_does_not_hold_up_the_others(others: Others) -> 
     others.json.remove(foreign)
     others.connection.zadd(others.json.scheduled_job_registry.key, {foreign: 1})
     # I expect it to be refused, before RQ's scheduler would end of it.
-    worker = BatchWorker(others.url, others.yard, others.connection)
+    worker = others.worker()
     worker.clean_registries()
     assert others.json.scheduled_job_registry.get_job_ids() == []
-    assert list_jobs(others.batches, ["ended early"]).foreign == {foreign: "cannot be read"}
+    assert list_jobs(others.queue, ["ended early"]).foreign == {foreign: "cannot be read"}
 
 
 def test_a_worker_that_runs_no_commands_says_so(
@@ -205,7 +195,7 @@ def test_a_worker_that_runs_no_commands_says_so(
     monkeypatch.setattr(WorkerContext, "runs_commands", False)
     touched = tmp_path / "touched"
     order = JobOrder(spec=BatchSpec(input="/in", output="/out"), on_success=f"touch {touched}")
-    succeeded(others.batches.find(others.batches.enqueue(order).id), others.connection, None)
+    succeeded(others.queue.find(others.queue.enqueue(order).id), others.connection, None)
     assert f"this worker runs no commands: touch {touched}" in caplog.text
     assert not touched.exists()
 
@@ -218,7 +208,7 @@ def test_an_abandoned_job_that_was_changed_calls_nothing(others: Others) -> None
     key = others.json.started_job_registry.key
     others.connection.zadd(key, {f"{mine}:{'0' * 32}": 1})
     # If its worker is gone, I expect another one to call nothing.
-    worker = BatchWorker(others.url, others.yard, others.connection)
+    worker = others.worker()
     worker._clean_at = 0
     worker.clean_registries()
     assert others.connection.zcard(key) == 0

@@ -15,24 +15,22 @@ from gateway.batches.folder import FolderStorage
 from gateway.batches.jobs import BatchJobs
 from gateway.batches.records import BatchRecord, read_batch
 from gateway.http.principal import Principal
-from tests.support.builders import random_name
+from tests.batch.conftest import RqYard
 from tests.support.servers import Server
-from tokenyard.batch.rq.jobs import BatchQueue
 from tokenyard.batch.runner import BatchBroken, Runner
 from tokenyard.batch.state import BatchSpec, BatchState, load_state
-from tokenyard.broker.connection import open_connection
 
 TENANT = "research"
 #: Long ago enough for the window, and the time that a worker gets to say that it is over.
 LONG_AGO_S = 3600 + 200
 
 
-class Jobs:
+class Jobs(RqYard):
     """A gateway's view of one batch, and RQ's."""
 
     def __init__(self, url: str, folder: Path) -> None:
+        super().__init__(url)
         self.storage = FolderStorage(folder)
-        self.url, self.yard = url, random_name("yard")
         self.jobs = BatchJobs(self.storage, FileStore(self.storage), url, self.yard)
 
     def submit(self, created_at: float) -> BatchRecord:
@@ -44,17 +42,12 @@ class Jobs:
 
     def begin(self, record: BatchRecord, heartbeat_age_s: float) -> None:
         """Let a worker take the job, and be silent since."""
-        with open_connection(self.url) as connection:
-            job = BatchQueue(connection, self.yard).find(record.id)
-            job.meta["status"] = "in_progress"
-            job.save_meta()  # type: ignore[no-untyped-call]
-            job.set_status(rq.job.JobStatus.STARTED)
-            now = datetime.datetime.now(datetime.UTC)
-            job.heartbeat(now - datetime.timedelta(seconds=heartbeat_age_s), 60)
-
-    def forget(self, record: BatchRecord) -> None:
-        with open_connection(self.url) as connection:
-            BatchQueue(connection, self.yard).find(record.id).delete()
+        job = self.queue.find(record.id)
+        job.meta["status"] = "in_progress"
+        job.save_meta()  # type: ignore[no-untyped-call]
+        job.set_status(rq.job.JobStatus.STARTED)
+        now = datetime.datetime.now(datetime.UTC)
+        job.heartbeat(now - datetime.timedelta(seconds=heartbeat_age_s), 60)
 
 
 @pytest.fixture
@@ -94,10 +87,9 @@ def test_a_batch_that_may_go_on_does_not_expire(
 def test_a_batch_tells_the_tokens_of_its_results(jobs: Jobs) -> None:
     record = jobs.submit(time.time())
     assert jobs.jobs.describe(TENANT, record)["usage"] is None
-    with open_connection(jobs.url) as connection:
-        job = BatchQueue(connection, jobs.yard).find(record.id)
-        job.meta["usage"] = {"input_tokens": 7, "output_tokens": 5, "total_tokens": 12}
-        job.save_meta()  # type: ignore[no-untyped-call]
+    job = jobs.queue.find(record.id)
+    job.meta["usage"] = {"input_tokens": 7, "output_tokens": 5, "total_tokens": 12}
+    job.save_meta()  # type: ignore[no-untyped-call]
     assert jobs.jobs.describe(TENANT, record)["usage"] == {
         "input_tokens": 7,
         "input_tokens_details": {"cached_tokens": 0},
@@ -142,7 +134,7 @@ def test_a_batch_that_rq_has_given_up_and_forgotten_has_failed(jobs: Jobs) -> No
     )
     state.times["opened"] = time.time()
     jobs.storage.write(f"{output}.state", msgspec.json.encode(state))
-    jobs.forget(record)
+    jobs.queue.find(record.id).delete()
     found = jobs.jobs.describe(TENANT, record)
 
     assert (found["status"], found["output_file_id"]) == ("failed", record.output_file_id)
@@ -150,8 +142,7 @@ def test_a_batch_that_rq_has_given_up_and_forgotten_has_failed(jobs: Jobs) -> No
 
 def test_a_batch_whose_job_was_changed_by_others_is_no_server_error(jobs: Jobs) -> None:
     record = jobs.submit(time.time() - 600)
-    with open_connection(jobs.url) as connection:
-        connection.hset(rq.job.Job.key_for(record.id), "data", b"\x80\x04pickle")
+    jobs.connection.hset(rq.job.Job.key_for(record.id), "data", b"\x80\x04pickle")
 
     found = jobs.jobs.describe(TENANT, record)
 

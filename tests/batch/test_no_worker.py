@@ -8,17 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import rq
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from tests.batch.conftest import WriteLines, completion
-from tests.support.builders import random_name
+from tests.batch.conftest import RqYard, WriteLines, completion
 from tests.support.servers import Server
 from tokenyard.batch import submit_batch
-from tokenyard.batch.rq.jobs import BatchQueue, JobOrder
+from tokenyard.batch.rq.jobs import JobOrder
+from tokenyard.batch.rq.worker import BatchWorker
 from tokenyard.batch.state import BatchSpec
-from tokenyard.broker.connection import open_connection
-from tokenyard.cli import main
 from tokenyard.doctor import diagnose, gather
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import WaitTimeout
@@ -27,22 +24,13 @@ from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.batch_queue import BatchService, read_batch_service
 
 
-class Alone:
+class Alone(RqYard):
     """A queue without a worker."""
 
-    def __init__(self, url: str) -> None:
-        self.url, self.yard = url, random_name("yard")
-        self.connection = open_connection(url)
-        self.queue = BatchQueue(self.connection, self.yard)
-
-    def call(self, *words: object) -> Result:
-        place = ["--redis-url", self.url, "--yard", self.yard, "batch"]
-        return CliRunner().invoke(main, [*place, *map(str, words)])
-
-    def worker(self) -> rq.Worker:
+    def born(self) -> BatchWorker:
         """A worker that has registered."""
-        made = rq.Worker([self.queue.rq], connection=self.connection)
-        made.register_birth()  # type: ignore[no-untyped-call]
+        made = self.worker()
+        made.register_birth()
         return made
 
     def service(self) -> BatchService:
@@ -50,7 +38,7 @@ class Alone:
 
 
 @pytest.fixture
-def alone(valkey_broker: Server) -> Alone:
+def alone(valkey_broker: Server, worker_context: None) -> Alone:
     return Alone(valkey_broker.url)
 
 
@@ -61,8 +49,8 @@ def test_jobs_that_could_run_and_living_workers_are_counted(alone: Alone) -> Non
         alone.queue.enqueue(order, at=at)
     assert alone.service() == BatchService(waiting=2, workers=0)
     assert alone.service().is_missing
-    killed = alone.worker()
-    alone.worker()
+    killed = alone.born()
+    alone.born()
     alone.connection.delete(killed.key)  # as it expires
     assert alone.service() == BatchService(waiting=2, workers=1)
 
@@ -81,7 +69,7 @@ def test_submit_and_status_say_that_no_worker_is_there(
     waited = alone.call("status", job, "--wait", "--timeout", 0.001)
     assert (waited.exit_code, f"{job} waits for {why}\n") == (Exit.TIMEOUT, waited.stderr)
     # If one is there, I expect the job to wait for its turn.
-    alone.worker()
+    alone.born()
     behind = alone.call("submit", source, "-o", tmp_path / "other.jsonl")
     assert behind.stderr == ""
     after = alone.call("submit", source, "-o", tmp_path / "third.jsonl", "--after", job)
@@ -111,11 +99,8 @@ def test_a_script_that_waits_in_vain_learns_for_what(
     ("prepare", "verdicts"),
     [
         (lambda _: None, []),
-        (lambda alone: alone.worker(), ["ok"]),
-        (
-            lambda alone: alone.queue.enqueue(JobOrder(spec=BatchSpec(input="/i", output="/o"))),
-            ["fault"],
-        ),
+        (lambda alone: alone.born(), ["ok"]),
+        (lambda alone: alone.enqueue(), ["fault"]),
     ],
     ids=["unused", "a worker", "a job"],
 )

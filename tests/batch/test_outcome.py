@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.batch.conftest import WriteLines, completion, objects
+from tests.batch.conftest import Job, bad, completion
 from tests.support.processes import Plant
-from tokenyard.batch import run_batch
 from tokenyard.batch.answers import read_done
 from tokenyard.batch.rq.jobs import BatchQueue, JobOrder
 from tokenyard.batch.state import BatchSpec, BatchUsage, CodeCount, load_state
@@ -35,10 +33,6 @@ def call(plant: Plant) -> Call:
     return call
 
 
-def bad(number: int) -> dict[str, Any]:
-    return completion(number, temperature=-1)
-
-
 def sum_of(lines: Sequence[dict[str, Any]]) -> BatchUsage:
     used = [line["response"]["body"]["usage"] for line in lines]
     given = sum(one["prompt_tokens"] for one in used)
@@ -46,11 +40,8 @@ def sum_of(lines: Sequence[dict[str, Any]]) -> BatchUsage:
     return BatchUsage(input_tokens=given, output_tokens=made, total_tokens=given + made)
 
 
-def test_a_job_of_which_every_line_fails_has_failed_for_its_caller(
-    call: Call, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    source = write_lines("in.jsonl", ["{broken", bad(2), bad(3)])
-    done = call("run", source, "-o", tmp_path / "out.jsonl")
+def test_a_job_of_which_every_line_fails_has_failed_for_its_caller(call: Call, job: Job) -> None:
+    done = call("run", job.write(["{broken", bad(2), bad(3)]), "-o", job.target)
     assert done.exit_code == Exit.FAILED
     assert "completed: 3 input lines = 0 results + 3 errors" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()]
@@ -58,23 +49,19 @@ def test_a_job_of_which_every_line_fails_has_failed_for_its_caller(
     assert ["invalid_json_line", "1", "1"] in rows
 
 
-def test_a_job_with_some_errors_tells_them_and_its_tokens(
-    call: Call, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    target = tmp_path / "out.jsonl"
-    source = write_lines("in.jsonl", [completion(1), bad(2), completion(3), bad(4)])
-    done = call("run", source, "-o", target)
+def test_a_job_with_some_errors_tells_them_and_its_tokens(call: Call, job: Job) -> None:
+    words = ("run", job.write([completion(1), bad(2), completion(3), bad(4)]), "-o", job.target)
+    done = call(*words)
     assert done.exit_code == Exit.OK
-    used = sum_of(objects(target))
+    used = sum_of(job.answered())
     assert used.output_tokens == 8
     assert f"tokens:  {used}\n" in done.stdout
     # The same command again, I expect to tell the same.
-    again = call("run", source, "-o", target)
-    assert again.stdout == done.stdout
-    batch = json.loads(call("run", source, "-o", target, "--json").stdout)
+    assert call(*words).stdout == done.stdout
+    batch = json.loads(call(*words, "--json").stdout)
     assert batch["usage"] == msgspec.to_builtins(used)
     assert batch["line_errors"] == [{"code": "INVALID_REQUEST", "lines": 2, "first_line": 2}]
-    state = load_state(target.with_name("out.jsonl.state"))
+    state = load_state(job.target.with_name("out.jsonl.state"))
     assert state is not None
     assert (state.usage, state.line_errors) == (used, [CodeCount("INVALID_REQUEST", 2, 2)])
 
@@ -126,12 +113,9 @@ def test_status_tells_the_tokens(plant: Plant, call: Call) -> None:
     job.delete()
 
 
-def test_a_job_runs_for_its_tenant(
-    plant: Plant, call: Call, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    source = write_lines("in.jsonl", [completion(1)])
-    assert call("run", source, "-o", tmp_path / "o", "--tenant", "payer").exit_code == Exit.OK
-    usage = plant.connection.hgetall(plant.keys.tenant("payer"))
-    assert usage
+def test_a_job_runs_for_its_tenant(plant: Plant, call: Call, job: Job) -> None:
+    words = ("run", job.write([completion(1)]), "-o", job.target)
+    assert call(*words, "--tenant", "payer").exit_code == Exit.OK
+    assert plant.connection.hgetall(plant.keys.tenant("payer"))
     with pytest.raises(SettingsError, match=r"tenant 'no one': use"):
-        run_batch(source, tmp_path / "p", redis_url=plant.url, tenant="no one")
+        job.run(tenant="no one")

@@ -55,8 +55,7 @@ def test_the_job_of_a_worker_that_is_killed_while_it_prepares_continues(yard: Ba
 @pytest.mark.long
 def test_a_job_that_is_cancelled_while_its_worker_prepares_ends(yard: BatchYard) -> None:
     # Given an endless job
-    source = yard.write("in.jsonl", [completion(1, max_tokens=100_000)])
-    job = yard.submit(source, "-o", yard.folder / "out.jsonl", "--param", "ignore_eos=true")
+    job = yard.job([completion(1, max_tokens=100_000)], "--param", "ignore_eos=true")
     _, log = work_off(yard, "be_cancelled")
     assert "cancelling" in log.split()
     cancelled = yard.seen(job, Exit.FAILED)

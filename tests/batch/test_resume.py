@@ -9,18 +9,17 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.batch.conftest import WriteLines, completion, objects
+from tests.batch.conftest import STEADY, Job, WriteLines, bad, completion, objects
 from tests.batch.running import batch, start
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.batch.files import read_lines
 from tokenyard.batch.opening import open_job
-from tokenyard.batch.state import BatchSpec, BatchState, load_state
+from tokenyard.batch.state import BatchState, load_state
 from tokenyard.process.program import Exit
 
 LINES = 1_500
@@ -31,9 +30,7 @@ KILLS = 5
 def steady_plant(no_leftover_processes: None, valkey_broker: Server) -> Iterator[Plant]:
     """A yard slow enough that a test can kill a job midway."""
     with Plant(valkey_broker.url) as plant:
-        plant.coordinator()
-        plant.worker(simulated_step_s=0.01, max_num_seqs=16)
-        plant.wait_for_workers(1)
+        plant.serve(**STEADY)
         yield plant
 
 
@@ -51,10 +48,6 @@ def ended_when_larger(process: subprocess.Popen[bytes], path: Path, size: int) -
     """Wait until a file grows or its writer ends; the exit status if it has ended."""
     eventually(lambda: process.poll() is not None or bytes_of(path) > size, timeout_s=60.0)
     return process.poll()
-
-
-def bad(number: int) -> dict[str, Any]:
-    return completion(number, temperature=-1)
 
 
 @pytest.mark.long
@@ -137,9 +130,7 @@ def test_a_job_survives_the_death_of_a_worker(
     valkey_broker: Server, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     with Plant(valkey_broker.url) as plant:
-        plant.coordinator()
-        worker = plant.worker(simulated_step_s=0.01, max_num_seqs=16)
-        plant.wait_for_workers(1)
+        worker = plant.serve(**STEADY)
         source = write_lines("in.jsonl", [completion(number) for number in range(LINES)])
         target = tmp_path / "out.jsonl"
         process = start(plant, tmp_path / "log", "run", source, "-o", target)
@@ -208,12 +199,7 @@ def test_memory_does_not_grow_with_the_file(plant: Plant, tmp_path: Path) -> Non
     assert 0 < max(peaks_mb) < 90
 
 
-def test_a_window_may_begin_before_the_job(write_lines: WriteLines, tmp_path: Path) -> None:
-    spec = BatchSpec(
-        input=str(write_lines("in.jsonl", [completion(1)])),
-        output=str(tmp_path / "out.jsonl"),
-        completion_window_s=60.0,
-        window_from=1000.0,
-    )
-    with open_job(spec) as job:
-        assert job.state.expires_at == 1060.0
+def test_a_window_may_begin_before_the_job(job: Job) -> None:
+    spec = job.spec([completion(1)], completion_window_s=60.0, window_from=1000.0)
+    with open_job(spec) as opened:
+        assert opened.state.expires_at == 1060.0

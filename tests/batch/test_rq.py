@@ -7,7 +7,6 @@ import http.server
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import redis
 import rq
 
 from tests.batch.conftest import ENDS_S, BatchYard, completion, objects
-from tests.cli.running import environment
+from tests.cli.running import python
 from tests.support.processes import is_gone
 from tests.support.waiting import eventually
 from tokenyard.batch import submit_batch
@@ -60,15 +59,8 @@ def test_a_submitted_job_is_run_and_read_without_pickles(yard: BatchYard) -> Non
     assert_no_pickle(yard.plant.connection)
     # RQ's own tools read the job.
     assert yard.queue.find(job).get_meta()["request_counts"]["completed"] == 100
-    info = subprocess.run(
-        [sys.executable, "-m", "rq.cli", "info", "--url", yard.plant.url, "--raw"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert yard.queue.rq.name in info.stdout
+    info = python("-m", "rq.cli", "info", "--url", yard.plant.url, "--raw")
+    assert yard.queue.rq.name in info.stdout, info.stderr
 
 
 def assert_no_pickle(connection: redis.Redis) -> None:
@@ -82,9 +74,8 @@ def assert_no_pickle(connection: redis.Redis) -> None:
 @pytest.mark.long
 def test_the_job_of_a_killed_worker_continues_immediately(yard: BatchYard) -> None:
     lines = 1_500
-    source = yard.write("in.jsonl", [completion(number) for number in range(lines)])
     target = yard.folder / "out.jsonl"
-    job = yard.submit(source, "-o", target, "--max-in-flight", 64)
+    job = yard.job([completion(number) for number in range(lines)], "--max-in-flight", 64)
     # If the job's worker is killed three times
     for _ in range(3):
         worker = yard.work()
@@ -105,9 +96,8 @@ def test_the_job_of_a_killed_worker_continues_immediately(yard: BatchYard) -> No
 
 
 def test_a_job_whose_process_is_killed_continues(yard: BatchYard) -> None:
-    source = yard.write("in.jsonl", [completion(number) for number in range(1_500)])
     target = yard.folder / "out.jsonl"
-    job = yard.submit(source, "-o", target)
+    job = yard.job([completion(number) for number in range(1_500)])
     yard.work()
     eventually(lambda: target.exists() and target.stat().st_size > 0, timeout_s=60)
     # If only the job's process is killed, as by the kernel for its memory
@@ -139,9 +129,8 @@ def test_a_try_that_exceeds_its_time_is_the_last(yard: BatchYard) -> None:
 
 @pytest.mark.long
 def test_a_stopped_worker_hands_its_job_back(yard: BatchYard) -> None:
-    source = yard.write("in.jsonl", [completion(number) for number in range(1_500)])
     target = yard.folder / "out.jsonl"
-    job = yard.submit(source, "-o", target)
+    job = yard.job([completion(number) for number in range(1_500)])
     worker = yard.work()
     eventually(lambda: target.exists() and target.stat().st_size > 0, timeout_s=60)
     worker.send_signal(signal.SIGTERM)
@@ -155,8 +144,7 @@ def test_a_stopped_worker_hands_its_job_back(yard: BatchYard) -> None:
 
 @pytest.mark.long
 def test_a_waiting_job_is_cancelled_and_resumed(yard: BatchYard) -> None:
-    source = yard.write("in.jsonl", [completion(1), completion(2, max_tokens=-1)])
-    job = yard.submit(source, "-o", yard.folder / "out.jsonl")
+    job = yard.job([completion(1), completion(2, max_tokens=-1)])
     assert yard.call("cancel", job).stdout == f"{job}: cancelled\n"
     assert yard.seen(job, Exit.FAILED)["status"] == "cancelled"
     yard.call("cancel", job)
@@ -184,30 +172,6 @@ def test_a_waiting_job_is_cancelled_and_resumed(yard: BatchYard) -> None:
             f"{job} waits for a worker again, with its errors.",
         ),
     ]
-
-
-@pytest.mark.long
-def test_a_cancelled_running_job_answers_every_line(yard: BatchYard) -> None:
-    # Given an endless job
-    lines = [completion(number, max_tokens=100_000) for number in range(5)]
-    source = yard.write("in.jsonl", [completion(99), *lines])
-    job = yard.submit(source, "-o", yard.folder / "out.jsonl", "--param", "ignore_eos=true")
-    yard.work()
-    eventually(
-        lambda: (yard.folder / "out.jsonl").exists() and objects(yard.folder / "out.jsonl"),
-        timeout_s=60,
-    )
-    # If it is cancelled
-    assert yard.call("cancel", job).stdout == f"{job}: cancelling\n"
-    yard.call("status", job, "--wait", "--timeout", 50, status=Exit.FAILED)
-    # I expect an answer for each line, and a failed job in RQ.
-    ended = yard.seen(job, Exit.FAILED)
-    assert (ended["status"], ended["rq_status"]) == ("cancelled", "failed")
-    assert ended["request_counts"] == {"total": 6, "completed": 1, "failed": 5}
-    errors = [
-        json.loads(line) for line in yard.call("results", job, "--errors").stdout.splitlines()
-    ]
-    assert {line["error"]["code"] for line in errors} == {"batch_cancelled"}
 
 
 @pytest.mark.long
@@ -251,8 +215,7 @@ def test_a_job_waits_for_its_predecessor(yard: BatchYard) -> None:
 @pytest.mark.long
 def test_an_impossible_job_fails_immediately_with_the_reason(yard: BatchYard) -> None:
     # Given a job whose input is missing when it runs, and a successor that waits for it
-    source = yard.write("in.jsonl", [completion(1)])
-    job = yard.submit(source, "-o", yard.folder / "out.jsonl")
+    source, job = yard.folder / "in.jsonl", yard.job([completion(1)])
     other = yard.submit(source, "-o", yard.folder / "other.jsonl", "--after", job)
     source.unlink()
     yard.work_off()

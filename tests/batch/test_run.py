@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from tests.batch.conftest import WriteLines, completion, objects, zstd
+from tests.batch.conftest import Job, WriteLines, bad, completion, objects, zstd
 from tests.support.processes import Plant
 from tests.support.servers import free_port
 from tokenyard.batch import (
@@ -21,12 +19,11 @@ from tokenyard.batch import (
     OutputInUse,
     Progress,
     UnreadableFile,
-    run_batch,
     stream_batch,
 )
 from tokenyard.batch.progress import LineCount
 from tokenyard.batch.runner import Runner
-from tokenyard.batch.state import Batch, BatchSpec, BatchUsage, RequestCounts, load_state
+from tokenyard.batch.state import Batch, BatchUsage, RequestCounts, load_state
 from tokenyard.cli.batch.run import _shown
 from tokenyard.protocol.errors import InvalidRequest, NoCoordinator, SettingsError
 
@@ -37,44 +34,26 @@ CHAT = {
     "url": "/v1/chat/completions",
     "body": {"messages": HELLO, "max_tokens": 3},
 }
-Run = Callable[..., BatchState]
-
-
-@pytest.fixture
-def run(plant: Plant) -> Run:
-    """A function that runs a job on the shared yard."""
-
-    def run(source: Path, target: Path, **options: Any) -> BatchState:
-        return run_batch(source, target, redis_url=plant.url, yard=plant.keys.yard, **options)
-
-    return run
 
 
 def counts(state: BatchState) -> tuple[int, int, int]:
     return state.counts.total, state.counts.completed, state.counts.failed
 
 
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        ("in.jsonl", "out.jsonl"),
-        ("in.jsonl.gz", "out.jsonl.gz"),
-        pytest.param("in.jsonl.zst", "out.jsonl.zst", marks=zstd),
-    ],
-)
-def test_every_line_gets_its_answer(
-    run: Run, write_lines: WriteLines, tmp_path: Path, source: str, target: str
-) -> None:
+@pytest.mark.parametrize("suffix", ["", ".gz", pytest.param(".zst", marks=zstd)])
+def test_every_line_gets_its_answer(job: Job, suffix: str) -> None:
     lines = [completion(number) for number in range(300)]
-    state = run(write_lines(source, lines), tmp_path / target)
+    job.source = job.source.with_name(f"in.jsonl{suffix}")
+    job.target = job.target.with_name(f"out.jsonl{suffix}")
+    state = job.run(lines)
     assert state.status == "completed"
     assert counts(state) == (300, 300, 0)
-    found = objects(tmp_path / target)
+    found = job.answered()
     assert sorted(line["custom_id"] for line in found) == sorted(
         line["custom_id"] for line in lines
     )
     assert all(line["error"] is None for line in found)
-    assert objects(state.spec.errors_path) == []
+    assert objects(job.errors) == []
 
 
 def test_a_job_continues_if_its_count_cannot_be_sent(
@@ -93,13 +72,10 @@ def test_a_job_continues_if_its_count_cannot_be_sent(
     assert int(after or 0) - int(before or 0) == 6
 
 
-def test_answers_have_the_form_of_the_batch_api(
-    run: Run, write_lines: WriteLines, tmp_path: Path
-) -> None:
+def test_answers_have_the_form_of_the_batch_api(job: Job) -> None:
     plain = {"id": "plain", "tokens": [1, 2, 3], "max_tokens": 2}
-    source = write_lines("in.jsonl", [completion(1, n=2), CHAT, plain])
-    state = run(source, tmp_path / "out.jsonl")
-    found = {line["custom_id"]: line for line in objects(tmp_path / "out.jsonl")}
+    state = job.run([completion(1, n=2), CHAT, plain])
+    found = {line["custom_id"]: line for line in job.answered()}
     two = found["line-1"]["response"]
     assert two["status_code"] == 200
     assert two["body"]["object"] == "text_completion"
@@ -116,26 +92,21 @@ def test_answers_have_the_form_of_the_batch_api(
     assert found["plain"]["id"] == f"batch_req_{state.id.removeprefix('batch_')}_3"
 
 
-def test_bad_lines_are_errors_and_affect_no_other_line(
-    run: Run, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    source = write_lines(
-        "in.jsonl",
-        [
-            completion(1),
-            "{broken",
-            completion(1),  # a repeated id
-            completion(2, temperature=-1),
-            completion(3, model="unknown"),
-            completion(4, prompt=""),
-            {**completion(5), "url": "/v1/embeddings"},
-            completion(6, prompt="x" * 10_000, max_tokens=1),
-        ],
-    )
-    state = run(source, tmp_path / "out.jsonl")
+def test_bad_lines_are_errors_and_affect_no_other_line(job: Job) -> None:
+    lines = [
+        completion(1),
+        "{broken",
+        completion(1),  # a repeated id
+        bad(2),
+        completion(3, model="unknown"),
+        completion(4, prompt=""),
+        {**completion(5), "url": "/v1/embeddings"},
+        completion(6, prompt="x" * 10_000, max_tokens=1),
+    ]
+    state = job.run(lines)
     assert state.status == "completed"
     assert counts(state) == (8, 1, 7)
-    found = {line["error"]["line"]: line for line in objects(state.spec.errors_path)}
+    found = {line["error"]["line"]: line for line in objects(job.errors)}
     assert {number: line["error"]["code"] for number, line in found.items()} == {
         2: "invalid_json_line",
         3: "duplicate_custom_id",
@@ -153,98 +124,77 @@ def test_bad_lines_are_errors_and_affect_no_other_line(
     assert found[5]["response"]["body"]["error"]["type"] == "service_unavailable_error"
 
 
-def test_ordered_answers_have_the_order_of_the_lines(
-    run: Run, write_lines: WriteLines, tmp_path: Path
-) -> None:
+def test_ordered_answers_have_the_order_of_the_lines(job: Job) -> None:
     # Given lines of very different lengths, some of them bad
     lines = [completion(number, max_tokens=1 + number * 37 % 200) for number in range(200)]
     for number in range(5, 200, 10):
         lines[number]["method"] = "GET"
-    source = write_lines("in.jsonl", lines)
-    state = run(source, tmp_path / "out.jsonl", ordered=True, window=32)
+    state = job.run(lines, ordered=True, window=32)
     assert counts(state) == (200, 180, 20)
-    for path in (tmp_path / "out.jsonl", state.spec.errors_path):
+    for path in (job.target, job.errors):
         numbers = [int(line["id"].rpartition("_")[2]) for line in objects(path)]
         assert numbers == sorted(numbers)
 
 
-def test_a_completed_job_runs_no_line_again(
-    run: Run, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    source = write_lines("in.jsonl", [completion(number) for number in range(20)])
-    first = run(source, tmp_path / "out.jsonl")
-    text = (tmp_path / "out.jsonl").read_bytes()
-    again = run(source, tmp_path / "out.jsonl")
+def test_a_completed_job_runs_no_line_again(job: Job) -> None:
+    first = job.run([completion(number) for number in range(20)])
+    text = job.target.read_bytes()
+    again = job.run()
     assert (again.id, again.status, again.counts) == (first.id, "completed", first.counts)
-    assert (tmp_path / "out.jsonl").read_bytes() == text
+    assert job.target.read_bytes() == text
 
 
-def test_a_job_fails_that_has_lost_an_answer(
-    run: Run, write_lines: WriteLines, tmp_path: Path
-) -> None:
+def test_a_job_fails_that_has_lost_an_answer(job: Job) -> None:
     # Given a file that loses its last line just before the job ends
-    source, target = write_lines("in.jsonl", [completion(number) for number in range(5)]), "out"
-    run(source, tmp_path / target)
+    job.run([completion(number) for number in range(5)])
 
     def lose(progress: Progress) -> None:
         if progress.status == "finalizing":
-            lines = (tmp_path / target).read_bytes().splitlines(keepends=True)
-            (tmp_path / target).write_bytes(b"".join(lines[:-1]))
+            lines = job.target.read_bytes().splitlines(keepends=True)
+            job.target.write_bytes(b"".join(lines[:-1]))
 
     # I expect the check at its end to notice.
     with pytest.raises(BatchBroken, match="5 input lines, but 4 results and 0 errors"):
-        run(source, tmp_path / target, on_progress=lose)
+        job.run(on_progress=lose)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_job_continues_after_a_torn_line(
-    run: Run, write_lines: WriteLines, tmp_path: Path, suffix: str
-) -> None:
+def test_a_job_continues_after_a_torn_line(job: Job, suffix: str) -> None:
     # Given a job whose last bytes are missing
-    source = write_lines("in.jsonl", [completion(number) for number in range(50)])
-    target = tmp_path / f"out.jsonl{suffix}"
-    first = run(source, target)
-    target.write_bytes(target.read_bytes()[:-20])
+    job.target = job.target.with_name(f"out.jsonl{suffix}")
+    first = job.run([completion(number) for number in range(50)])
+    job.target.write_bytes(job.target.read_bytes()[:-20])
     # If it runs again, I expect every line once.
-    again = run(source, target)
+    again = job.run()
     assert (again.id, again.counts) == (first.id, first.counts)
-    numbers = [int(line["id"].rpartition("_")[2]) for line in objects(target)]
+    numbers = [int(line["id"].rpartition("_")[2]) for line in job.answered()]
     assert sorted(numbers) == list(range(1, 51))
 
 
-def test_a_last_line_of_zero_bytes_is_cut_off(
-    run: Run, write_lines: WriteLines, tmp_path: Path
-) -> None:
+def test_a_last_line_of_zero_bytes_is_cut_off(job: Job) -> None:
     # Given a file as after a power failure: blocks without their contents
-    source = write_lines("in.jsonl", [completion(number) for number in range(10)])
-    run(source, tmp_path / "out.jsonl")
-    lines = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "out.jsonl").write_bytes(b"".join(lines[:5]) + bytes(100) + b"\n")
-    state = run(source, tmp_path / "out.jsonl")
+    job.run([completion(number) for number in range(10)])
+    lines = job.target.read_bytes().splitlines(keepends=True)
+    job.target.write_bytes(b"".join(lines[:5]) + bytes(100) + b"\n")
+    state = job.run()
     assert counts(state) == (10, 10, 0)
 
 
-def test_a_foreign_output_file_is_not_overwritten(
-    run: Run, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    source = write_lines("in.jsonl", [completion(1)])
-    (tmp_path / "out.jsonl").write_text("precious\n")
+def test_a_foreign_output_file_is_not_overwritten(job: Job) -> None:
+    job.target.write_text("precious\n")
     with pytest.raises(SettingsError, match="has lines already"):
-        run(source, tmp_path / "out.jsonl")
-    assert (tmp_path / "out.jsonl").read_text() == "precious\n"
+        job.run([completion(1)])
+    assert job.target.read_text() == "precious\n"
     # Overwriting needs an option.
-    assert run(source, tmp_path / "out.jsonl", overwrite=True).status == "completed"
+    assert job.run(overwrite=True).status == "completed"
 
 
-def test_a_foreign_line_in_the_output_is_an_error(
-    run: Run, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    source = write_lines("in.jsonl", [completion(number) for number in range(3)])
-    run(source, tmp_path / "out.jsonl")
-    text = (tmp_path / "out.jsonl").read_text()
-    (tmp_path / "out.jsonl").write_text("precious\n" + text)
+def test_a_foreign_line_in_the_output_is_an_error(job: Job) -> None:
+    job.run([completion(number) for number in range(3)])
+    text = job.target.read_text()
+    job.target.write_text("precious\n" + text)
     with pytest.raises(UnreadableFile, match="line 1 was not written by this job"):
-        run(source, tmp_path / "out.jsonl")
+        job.run()
 
 
 @pytest.mark.parametrize(
@@ -252,72 +202,56 @@ def test_a_foreign_line_in_the_output_is_an_error(
     [({"model": "other"}, "model"), ({"params": {"seed": 1}}, "params"), ({}, "input")],
 )
 def test_a_job_does_not_continue_with_other_settings(
-    run: Run, write_lines: WriteLines, tmp_path: Path, options: dict[str, Any], fault: str
+    job: Job, options: dict[str, Any], fault: str
 ) -> None:
-    run(write_lines("in.jsonl", [completion(1)]), tmp_path / "out.jsonl")
-    if not options:
-        write_lines("in.jsonl", [completion(2)])
+    job.run([completion(1)])
     with pytest.raises(SettingsError, match=fault):
-        run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", **options)
+        job.run(None if options else [completion(2)], **options)
 
 
-def test_errors_run_again_on_request(
-    run: Run, write_lines: WriteLines, tmp_path: Path, plant: Plant
-) -> None:
+def test_errors_run_again_on_request(job: Job) -> None:
     # Given a job with an error whose request id the yard knows
-    source = write_lines("in.jsonl", [completion(1), completion(2, temperature=-1)])
-    first = run(source, tmp_path / "out.jsonl")
+    first = job.run([completion(1), bad(2)])
     assert counts(first) == (2, 1, 1)
-    again = run(source, tmp_path / "out.jsonl", retry_errors=True)
+    again = job.run(retry_errors=True)
     # I expect only that line to be submitted again.
     assert (again.id, again.round, counts(again)) == (first.id, 2, (2, 1, 1))
-    [error] = objects(first.spec.errors_path)
+    [error] = objects(job.errors)
     assert error["response"]["request_id"] == "#0"
 
 
-def test_a_second_process_on_one_output_is_refused(
-    run: Run, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    source = write_lines("in.jsonl", [completion(1)])
+def test_a_second_process_on_one_output_is_refused(job: Job) -> None:
     faults: list[Exception] = []
 
     def meddle(_: Progress) -> None:
         with pytest.raises(OutputInUse) as caught:
-            run(source, tmp_path / "out.jsonl")
+            job.run()
         faults.append(caught.value)
 
-    run(source, tmp_path / "out.jsonl", on_progress=meddle)
+    job.run([completion(1)], on_progress=meddle)
     assert faults
 
 
-def test_shared_parameters_are_checked_before_the_first_write(
-    run: Run, write_lines: WriteLines, tmp_path: Path
-) -> None:
+def test_shared_parameters_are_checked_before_the_first_write(job: Job) -> None:
     with pytest.raises(InvalidRequest, match="temperatur"):
-        run(write_lines("in.jsonl", [completion(1)]), tmp_path / "out", params={"temperatur": 0})
-    assert not (tmp_path / "out").exists()
+        job.run([completion(1)], params={"temperatur": 0})
+    assert not job.target.exists()
 
 
-def test_a_job_without_a_yard_fails_and_can_be_resumed(
-    plant: Plant, write_lines: WriteLines, tmp_path: Path, run: Run
-) -> None:
-    source = write_lines("in.jsonl", [completion(1)])
-    spec = BatchSpec(input=str(source), output=str(tmp_path / "out.jsonl"))
+def test_a_job_without_a_yard_fails_and_can_be_resumed(plant: Plant, job: Job) -> None:
+    spec = job.spec([completion(1)])
     with pytest.raises(NoCoordinator):
         Runner(plant.url, "nobody-home", spec, connect_timeout_s=0.1).run()
     state = load_state(spec.state_path)
     assert state is not None
     assert state.status == "failed"
     assert "no coordinator" in state.message
-    assert run(source, tmp_path / "out.jsonl").status == "completed"
+    assert job.run().status == "completed"
 
 
-def test_progress_is_reported_until_the_end(
-    run: Run, write_lines: WriteLines, tmp_path: Path
-) -> None:
+def test_progress_is_reported_until_the_end(job: Job) -> None:
     told: list[Progress] = []
-    source = write_lines("in.jsonl", [completion(number) for number in range(10)])
-    run(source, tmp_path / "out.jsonl", on_progress=told.append)
+    job.run([completion(number) for number in range(10)], on_progress=told.append)
     assert [each.status for each in told][-1] == "completed"
     assert told[-1].counts.done == 10
 

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.batch.conftest import WriteLines, completion, objects
+from tests.batch.conftest import Job, WriteLines, completion, objects
 from tests.batch.test_run import counts
 from tests.support.processes import Plant
 from tests.support.waiting import eventually
-from tokenyard.batch import (
-    BatchState,
-    run_batch,
-)
+from tokenyard.batch import BatchState
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import BatchSpec
 from tokenyard.client.sync import Client
@@ -56,55 +53,44 @@ def idle_plant(valkey_broker: Any) -> Any:
         yield plant
 
 
+@pytest.fixture
+def job(idle_plant: Plant, write_lines: WriteLines, tmp_path: Path) -> Job:
+    """A job on that yard."""
+    return Job(idle_plant, write_lines, tmp_path / "out.jsonl")
+
+
 @pytest.mark.long
-def test_a_cancelled_job_answers_every_line_and_can_be_resumed(
-    idle_plant: Plant, write_lines: WriteLines, tmp_path: Path
-) -> None:
+def test_a_cancelled_job_answers_every_line_and_can_be_resumed(idle_plant: Plant, job: Job) -> None:
     # Given a job whose requests wait
     lines = [completion(number) for number in range(50)]
-    spec = BatchSpec(
-        input=str(write_lines("in.jsonl", lines)), output=str(tmp_path / "out.jsonl"), window=10
-    )
-    slow = Slow(idle_plant, spec)
+    slow = Slow(idle_plant, job.spec(lines, window=10))
     slow.wait_for_requests(10)
     # If it is cancelled
     slow.is_cancelled = True
     state = slow.ended()
     # I expect an error for each line, and no request left in the yard.
     assert (state.status, counts(state)) == ("cancelled", (50, 0, 50))
-    found = objects(spec.errors_path)
+    found = objects(job.errors)
     assert {line["error"]["code"] for line in found} == {"batch_cancelled"}
     assert {line["custom_id"] for line in found} == {line["custom_id"] for line in lines}
     # If it runs again with a worker, I expect results for all.
     idle_plant.worker()
-    again = run_batch(
-        spec.input, spec.output, window=10, redis_url=idle_plant.url, yard=idle_plant.keys.yard
-    )
+    again = job.run(window=10)
     assert (again.id, again.status, counts(again)) == (state.id, "completed", (50, 50, 0))
-    assert objects(spec.errors_path) == []
+    assert objects(job.errors) == []
 
 
-def test_a_completion_window_ends_the_job(
-    idle_plant: Plant, write_lines: WriteLines, tmp_path: Path
-) -> None:
-    spec = BatchSpec(
-        input=str(write_lines("in.jsonl", [completion(number) for number in range(20)])),
-        output=str(tmp_path / "out.jsonl"),
-        window=5,
-        completion_window_s=1.0,
-    )
+def test_a_completion_window_ends_the_job(idle_plant: Plant, job: Job) -> None:
+    lines = [completion(number) for number in range(20)]
+    spec = job.spec(lines, window=5, completion_window_s=1.0)
     state = Runner(idle_plant.url, idle_plant.keys.yard, spec).run()
     assert (state.status, counts(state)) == ("expired", (20, 0, 20))
-    assert {line["error"]["code"] for line in objects(spec.errors_path)} == {"batch_expired"}
+    assert {line["error"]["code"] for line in objects(job.errors)} == {"batch_expired"}
 
 
-def test_interactive_requests_overtake_a_batch(
-    idle_plant: Plant, write_lines: WriteLines, tmp_path: Path
-) -> None:
+def test_interactive_requests_overtake_a_batch(idle_plant: Plant, job: Job) -> None:
     # Given a waiting job, and a later request
-    lines = [completion(number) for number in range(10)]
-    spec = BatchSpec(input=str(write_lines("in.jsonl", lines)), output=str(tmp_path / "out.jsonl"))
-    slow = Slow(idle_plant, spec)
+    slow = Slow(idle_plant, job.spec([completion(number) for number in range(10)]))
     slow.wait_for_requests(10)
     with Client(idle_plant.url, idle_plant.keys.yard) as client:
         handle = client.submit("me first")

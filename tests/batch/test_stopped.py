@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 from tests.batch.conftest import ENDS_S, BatchYard, completion
 from tests.batch.interrupted import Moment
 from tests.batch.running import wait_for_waiting_workers
-from tests.cli.running import environment
+from tests.cli.running import Command
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.broker.connection import open_connection
@@ -22,7 +20,7 @@ PROGRAM = "tests.batch.interrupted"
 
 @pytest.mark.long
 def test_a_worker_that_is_stopped_amid_a_command_ends(yard: BatchYard) -> None:
-    job = yard.submit(yard.write("in.jsonl", [completion(1)]), "-o", yard.folder / "out.jsonl")
+    job = yard.job([completion(1)])
     assert yard.work(program=(PROGRAM, Moment.COUNTED)).wait(ENDS_S) == 0
     assert yard.seen(job)["status"] == "completed"
 
@@ -30,7 +28,7 @@ def test_a_worker_that_is_stopped_amid_a_command_ends(yard: BatchYard) -> None:
 @pytest.mark.long
 def test_a_worker_that_is_stopped_as_it_forks_hands_its_job_back(yard: BatchYard) -> None:
     endless = completion(1, max_tokens=100_000, ignore_eos=True)
-    job = yard.submit(yard.write("in.jsonl", [endless]), "-o", yard.folder / "out.jsonl")
+    job = yard.job([endless])
     assert yard.work(program=(PROGRAM, Moment.FORKED)).wait(ENDS_S) == 0
     waiting = yard.seen(job)
     assert (waiting["rq_status"], waiting["retries_left"]) == ("queued", 5)
@@ -38,7 +36,7 @@ def test_a_worker_that_is_stopped_as_it_forks_hands_its_job_back(yard: BatchYard
 
 @pytest.mark.long
 def test_a_worker_ends_with_a_scheduler_that_has_not_begun(yard: BatchYard) -> None:
-    job = yard.submit(yard.write("in.jsonl", [completion(1)]), "-o", yard.folder / "out.jsonl")
+    job = yard.job([completion(1)])
     assert yard.work("--burst", program=(PROGRAM, Moment.SCHEDULED)).wait(ENDS_S) == 0
     assert yard.log.count("Acquired scheduler lock") == 2  # at first, and after the job
     assert yard.seen(job)["status"] == "completed"
@@ -49,19 +47,13 @@ def test_a_worker_that_is_stopped_while_the_broker_is_away_ends(
     new_server: Callable[..., Server], tmp_path: Path
 ) -> None:
     server = new_server("valkey", aof=False)
-    log = tmp_path / "worker.log"
     # Given a worker that tries again and again to connect
-    command = [sys.executable, "-m", "tokenyard", "--redis-url", server.url, "batch", "worker"]
-    with log.open("wb") as output:
-        worker = subprocess.Popen(command, env=environment(), stdout=output, stderr=output)
-    try:
+    words = ("--redis-url", server.url, "batch", "worker")
+    with Command(tmp_path / "log", *words) as worker:
         with open_connection(server.url) as connection:
             wait_for_waiting_workers(connection, 1)
         server.kill()
-        eventually(lambda: "tries again" in log.read_text())
+        eventually(lambda: "tries again" in worker.said)
         # If it is stopped, I expect it to end.
-        worker.terminate()
-        worker.wait(ENDS_S)
-    finally:
-        worker.kill()
-        worker.wait()
+        worker.process.terminate()
+        worker.process.wait(ENDS_S)

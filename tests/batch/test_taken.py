@@ -13,32 +13,26 @@ import pytest
 from rq.exceptions import StopRequested
 from rq.job import Job, JobStatus
 
-from tests.batch.conftest import ENDS_S, BatchYard, completion, objects
+from tests.batch.conftest import ENDS_S, BatchYard, RqYard, completion, objects
 from tests.batch.interrupted import Moment
 from tests.batch.running import wait_for_waiting_workers
-from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.batch.rq import taken
-from tokenyard.batch.rq.jobs import BatchQueue, JobOrder
+from tokenyard.batch.rq.jobs import JobOrder
 from tokenyard.batch.rq.taken import WorkerQueue
-from tokenyard.batch.rq.work import WorkerContext
-from tokenyard.batch.rq.worker import BatchWorker
 from tokenyard.batch.state import BatchSpec
-from tokenyard.broker.connection import open_connection
 
 
-class Queues:
+class Queues(RqYard):
     """A queue with one job, as who submits it and as a worker has it."""
 
     def __init__(self, url: str) -> None:
-        self.connection = open_connection(url)
-        self.yard = random_name("yard")
-        self.submitted = BatchQueue(self.connection, self.yard)
-        self.worked = WorkerQueue(self.submitted.rq.name, self.connection)
-        self.worked.serializer = self.submitted.rq.serializer
+        super().__init__(url)
+        self.worked = WorkerQueue(self.queue.rq.name, self.connection)
+        self.worked.serializer = self.queue.rq.serializer
         spec = BatchSpec(input="/in", output="/out", errors="/errors")
-        self.job = self.submitted.enqueue(JobOrder(spec=spec, retries=0))
+        self.job = self.queue.enqueue(JobOrder(spec=spec, retries=0))
 
     def take(self) -> None:
         """Do what the broker does for a worker."""
@@ -71,7 +65,7 @@ def test_a_job_that_nobody_began_waits_again_before_all_others(
     queues: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queues.take()
-    later = queues.submitted.enqueue(queues_order(queues))
+    later = queues.enqueue()
     # If it was seen a moment ago
     queues.look()
     queues.look()
@@ -84,10 +78,6 @@ def test_a_job_that_nobody_began_waits_again_before_all_others(
     queues.look()
     assert (queues.waiting, queues.taken) == ([queues.job.id, later.id], [])
     assert queues.job.get_status() is JobStatus.QUEUED
-
-
-def queues_order(queues: Queues) -> JobOrder:
-    return JobOrder(spec=BatchSpec(input="/in", output="/out2", errors="/errors2"), retries=0)
 
 
 def _finish(queues: Queues) -> None:
@@ -133,13 +123,11 @@ def test_a_job_that_has_begun_stays(queues: Queues, no_grace: None) -> None:
 
 
 def test_a_job_that_comes_while_a_worker_stops_waits_again(
-    queues: Queues, monkeypatch: pytest.MonkeyPatch
+    queues: Queues, worker_context: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("url", "yard"):
-        monkeypatch.setattr(WorkerContext, name, "")
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # of this process
     # Given a worker that is stopped at the moment when it gets a job
-    worker = BatchWorker("", queues.yard, queues.connection)
+    worker = queues.worker()
     get = WorkerQueue.lmove
 
     def stop(*arguments: Any) -> Any:
@@ -184,7 +172,7 @@ def test_a_worker_that_is_stopped_takes_no_job(yard: BatchYard) -> None:
     # If the worker is stopped
     worker.terminate()
     wait_for_waiting_workers(yard.plant.connection, 0)
-    job = yard.submit(yard.write("in.jsonl", [completion(1)]), "-o", yard.folder / "out.jsonl")
+    job = yard.job([completion(1)])
     # I expect the job to wait for another.
     assert worker.poll() is None
     scheduler.resume()

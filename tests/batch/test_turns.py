@@ -11,8 +11,7 @@ import pytest
 from rq import Retry
 from rq.job import JobStatus
 
-from tests.batch.conftest import BatchYard, WriteLines, completion, objects
-from tests.support.builders import random_name
+from tests.batch.conftest import BatchYard, RqYard, WriteLines, completion, objects
 from tests.support.fake_clock import FakeClock, faked
 from tests.support.processes import Plant
 from tests.support.servers import Server
@@ -21,34 +20,29 @@ from tokenyard.batch import submit_batch
 from tokenyard.batch.asking import Ending, WaitsForLimit, waiting_lines
 from tokenyard.batch.opening import OpenJob
 from tokenyard.batch.rq import work
-from tokenyard.batch.rq.jobs import BatchQueue, JobOrder, KnownJob, describe
+from tokenyard.batch.rq.jobs import JobOrder, KnownJob, describe
 from tokenyard.batch.rq.work import WorkerContext
-from tokenyard.batch.rq.worker import BatchWorker
 from tokenyard.batch.state import BatchSpec, load_state
-from tokenyard.broker.connection import open_connection
 from tokenyard.client.sync import Client
 from tokenyard.protocol.errors import QuotaExceeded
 from tokenyard.protocol.replies import Result
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 
 
-class Waiting:
+class Waiting(RqYard):
     """A queue with batches of tenants, and a worker that takes them."""
 
     def __init__(self, url: str) -> None:
-        self.yard = random_name("yard")
-        self.connection = open_connection(url)
-        self.queue = BatchQueue(self.connection, self.yard)
-        self.worker = BatchWorker(url, self.yard, self.connection)
+        super().__init__(url)
+        self.taking = self.worker()
 
-    def submit(self, tenant: str, **options: Any) -> str:
-        spec = BatchSpec(input="/in", output="/out", tenant=tenant, **options)
-        return self.queue.enqueue(JobOrder(spec=spec)).id
+    def submit(self, tenant: str) -> str:
+        return self.enqueue(tenant=tenant).id
 
     def taken(self) -> Sequence[str]:
         """The tenants of all jobs that wait, in the order in which the worker takes them."""
         found = []
-        while (taken := self.worker._take_job(None)) is not None:
+        while (taken := self.taking._take_job(None)) is not None:
             job = taken[0]
             assert isinstance(job, KnownJob)
             found.append(job.order.spec.tenant)
@@ -56,9 +50,7 @@ class Waiting:
 
 
 @pytest.fixture
-def waiting(valkey_broker: Server, monkeypatch: pytest.MonkeyPatch) -> Waiting:
-    for name in ("url", "yard"):  # restored behind the test
-        monkeypatch.setattr(WorkerContext, name, "")
+def waiting(valkey_broker: Server, worker_context: None) -> Waiting:
     return Waiting(valkey_broker.url)
 
 
@@ -76,7 +68,7 @@ def test_tenants_have_turns(waiting: Waiting) -> None:
 
 def test_batches_of_one_tenant_keep_their_order(waiting: Waiting) -> None:
     names = [waiting.submit("a") for _ in range(3)]
-    waiting.worker._turns.arrange()
+    waiting.taking._turns.arrange()
     assert waiting.queue.rq.get_job_ids() == names
 
 

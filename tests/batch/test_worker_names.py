@@ -9,29 +9,23 @@ import pytest
 from rq import Worker
 from rq.job import JobStatus
 
+from tests.batch.conftest import RqYard
 from tests.support.builders import random_name
 from tests.support.fake_clock import FakeClock
 from tests.support.servers import Server
-from tokenyard.batch.rq.jobs import BatchQueue, JobOrder
-from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.batch.rq.worker import BatchWorker
-from tokenyard.batch.state import BatchSpec
-from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.errors import SettingsError
 
 
-class Names:
+class Names(RqYard):
     """Workers of one yard, all named alike."""
 
-    def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.url, self.yard, self.name = url, random_name("yard"), random_name("worker")
-        self.connection = open_connection(url)
-        self.queue = BatchQueue(self.connection, self.yard)
-        for attribute in ("url", "yard"):  # restored behind the test
-            monkeypatch.setattr(WorkerContext, attribute, "")
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.name = random_name("worker")
 
     def make(self) -> BatchWorker:
-        return BatchWorker(self.url, self.yard, self.connection, self.name)
+        return self.worker(self.name)
 
     def born(self, *, hostname: str = "", pid: int = 0) -> BatchWorker:
         """A worker that has been started, here or elsewhere."""
@@ -48,8 +42,8 @@ class Names:
 
 
 @pytest.fixture
-def names(valkey_broker: Server, monkeypatch: pytest.MonkeyPatch) -> Names:
-    return Names(valkey_broker.url, monkeypatch)
+def names(valkey_broker: Server, worker_context: None) -> Names:
+    return Names(valkey_broker.url)
 
 
 @pytest.fixture
@@ -62,7 +56,7 @@ def dead_pid() -> int:
 def test_the_name_of_a_dead_worker_and_its_job_are_taken_over(names: Names, dead_pid: int) -> None:
     # Given a worker that was killed amid a job
     killed = names.born(pid=dead_pid)
-    job = names.queue.enqueue(JobOrder(spec=BatchSpec(input="/in", output="/out")))
+    job = names.enqueue()
     taken = killed.dequeue_job_and_maintain_ttl(1)
     assert taken is not None
     killed.prepare_execution(taken[0])

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
@@ -16,6 +13,7 @@ from tests.board.deeds import Deeds
 from tests.board.device_yard import DeviceYard
 from tests.board.keyed import Keyed, keyed
 from tests.board.looking import Looker, looking
+from tests.cli.running import Command
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
@@ -24,6 +22,7 @@ from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.pages import request as one
 from tokenyard.board.pages import requests as listing
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 
@@ -40,6 +39,12 @@ def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> PlayedYard:
 
 
 @pytest.fixture
+def bare(connection: redis.Redis, keys: Keys) -> Yard:
+    """A yard with nothing in it."""
+    return Yard(connection, keys)
+
+
+@pytest.fixture
 def ask(redis_url: str, keys: Keys) -> Iterator[Asking]:
     """A board without keys, asked as a browser or a program would."""
     with opened(redis_url, keys.yard) as asking:
@@ -47,27 +52,21 @@ def ask(redis_url: str, keys: Keys) -> Iterator[Asking]:
 
 
 @pytest.fixture
-def looker(
-    monkeypatch: pytest.MonkeyPatch, redis_url: str, connection: redis.Redis, keys: Keys
-) -> Iterator[Looker]:
+def looker(monkeypatch: pytest.MonkeyPatch, redis_url: str, bare: Yard) -> Iterator[Looker]:
     """An operator at the board, whose role a test may change."""
-    with looking(monkeypatch, redis_url, connection, keys) as looker:
+    with looking(monkeypatch, redis_url, bare) as looker:
         yield looker
 
 
 @pytest.fixture(scope="module")
 def served(valkey_broker: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Host and port of a board without keys: its own program on a loopback port."""
-    log: Path = tmp_path_factory.mktemp("board") / "log"
-    command = [sys.executable, "-m", "tokenyard", "--redis-url", valkey_broker.url]
-    command += ["board", "--port", "0"]
-    with log.open("wb") as output, subprocess.Popen(command, stderr=output) as process:
-        found = eventually(
-            lambda: re.search(r"the board is at http://(\S+)/board", log.read_text())
-        )
+    words = ("--redis-url", valkey_broker.url, "board", "--port", "0")
+    with Command(tmp_path_factory.mktemp("board") / "log", *words) as board:
+        found = eventually(lambda: re.search(r"the board is at http://(\S+)/board", board.said))
         yield found[1]
-        process.terminate()
-        assert process.wait(60) == 0
+        board.process.terminate()
+        assert board.process.wait(60) == 0
 
 
 @pytest.fixture
@@ -77,9 +76,9 @@ def quick_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def door(broker: Server, connection: redis.Redis, keys: Keys) -> Iterator[Keyed]:
+def door(broker: Server, bare: Yard) -> Iterator[Keyed]:
     """A board that asks for keys."""
-    with keyed(broker.url, connection, keys) as made:
+    with keyed(broker.url, bare) as made:
         yield made
 
 

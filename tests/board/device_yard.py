@@ -51,6 +51,12 @@ class DeviceYard:
         infos = [ModelInfo(name=one) if isinstance(one, str) else one for one in models]
         self.scripts.publish_host(HostInfo(name=controller, devices=devices, models=infos))
 
+    def serve(self, *models: str | ModelInfo, devices: int = 8) -> str:
+        """A leader, a host that may load these models, and its worker, with ``adder``."""
+        self.lead()
+        self.offer("gpu-1", *models, devices=devices)
+        return self.join("gpu-1-0", controller="gpu-1")
+
     def lead(self) -> str:
         """A leader; its token."""
         return self.scripts.lead("north", LONG_MS)

@@ -7,12 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-import redis
-
 from tests.board.asking import Answer, Asking, opened
 from tokenyard.ops.keys import create_key
 from tokenyard.protocol.api_keys import Role
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
@@ -20,11 +17,12 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """The board, and a key of each role."""
+    """The board of a yard, and a key of each role."""
 
     ask: Asking
     secrets: dict[Role, str]
     ids: dict[Role, str]
+    yard: Yard
 
     def log_in(self, role: Role, **headers: str) -> str:
         """A cookie of a new session."""
@@ -37,14 +35,13 @@ class Keyed:
 
 
 @contextmanager
-def keyed(url: str, connection: redis.Redis, keys: Keys, **options: Any) -> Iterator[Keyed]:
+def keyed(url: str, yard: Yard, **options: Any) -> Iterator[Keyed]:
     """A board with keys of all roles."""
-    made = {
-        role: create_key(Yard(connection, keys), role=role, name=f"of {role}") for role in ROLES
-    }
-    with opened(url, keys.yard, needs_keys=True, **options) as ask:
+    made = {role: create_key(yard, role=role, name=f"of {role}") for role in ROLES}
+    with opened(url, yard.keys.yard, needs_keys=True, **options) as ask:
         yield Keyed(
             ask,
             {role: key for role, (key, _) in made.items()},
             {role: key_id for role, (_, key_id) in made.items()},
+            yard,
         )

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-import redis
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
@@ -19,7 +18,6 @@ from tokenyard.board.app import ROOT, Board
 from tokenyard.board.page import Actor
 from tokenyard.board.settings import BoardOptions
 from tokenyard.ops.audit import AuditEntry, read_audit
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 
 ORIGIN = "http://localhost"
@@ -29,10 +27,10 @@ Fields = Mapping[str, str | Sequence[str]]
 class Looker:
     """Somebody at the board, whose ``actor`` a test may change."""
 
-    def __init__(self, board: Board, connection: redis.Redis, keys: Keys) -> None:
+    def __init__(self, board: Board, yard: Yard) -> None:
         self.actor = Actor("olga", "operator")
         self._client = TestClient(board.app, base_url=ORIGIN, follow_redirects=False)
-        self._connection, self._keys = connection, keys
+        self._yard = yard
         self._looks = 0
 
     async def enter(self, _: Door, request: Request, role: str) -> Actor | PlainTextResponse:
@@ -87,16 +85,14 @@ class Looker:
 
     def audit(self) -> Sequence[AuditEntry]:
         """The audit, the newest entry first."""
-        return read_audit(Yard(self._connection, self._keys))
+        return read_audit(self._yard)
 
 
 @contextmanager
-def looking(
-    monkeypatch: pytest.MonkeyPatch, url: str, connection: redis.Redis, keys: Keys
-) -> Iterator[Looker]:
+def looking(monkeypatch: pytest.MonkeyPatch, url: str, yard: Yard) -> Iterator[Looker]:
     """A board that lets a looker in."""
-    board = Board(BoardOptions(needs_keys=False), url, keys.yard)
-    looker = Looker(board, connection, keys)
+    board = Board(BoardOptions(needs_keys=False), url, yard.keys.yard)
+    looker = Looker(board, yard)
 
     async def enter(door: Door, request: Request, role: str) -> Actor | PlainTextResponse:
         return await looker.enter(door, request, role)

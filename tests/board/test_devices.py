@@ -177,9 +177,7 @@ def test_the_last_placements_tell_why_and_what_came_of_them(
 def test_a_model_that_no_worker_holds_waits_for_a_reason(
     devices: DeviceYard, looker: Looker
 ) -> None:
-    devices.lead()
-    devices.join("gpu-1-0", controller="gpu-1")
-    devices.offer("gpu-1", "adder", ModelInfo(name="wide", ranks=9))
+    devices.serve("adder", ModelInfo(name="wide", ranks=9))
     devices.wait_for("wide", 3)
     devices.wait_for("adder", 2)
     text = text_of(looker.get("/devices"))

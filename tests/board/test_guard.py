@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import pytest
-import redis
 
 from tests.board.asking import HERE, HOST, Answer, Asking
 from tests.board.keyed import keyed
@@ -14,7 +13,7 @@ from tests.support.servers import Server
 from tokenyard.board.forms import read_back
 from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.page import Actor, Parameters
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 DEED = f"/board/do/{next(iter(OPERATIONS))}"
 
@@ -65,13 +64,11 @@ def test_one_host_is_needed_and_one_only(ask: Asking) -> None:
         assert answer.status == 400, headers
 
 
-def test_with_keys_any_name_will_do_unless_names_are_given(
-    broker: Server, connection: redis.Redis, keys: Keys
-) -> None:
-    with keyed(broker.url, connection, keys) as door:
+def test_with_keys_any_name_will_do_unless_names_are_given(broker: Server, bare: Yard) -> None:
+    with keyed(broker.url, bare) as door:
         assert door.ask("/board/login", host="any.example").status == 200
         assert door.ask("/board/login", host="any example").status == 400
-    with keyed(broker.url, connection, keys, hosts=("board.example",)) as door:
+    with keyed(broker.url, bare, hosts=("board.example",)) as door:
         for host, status in {
             "board.example": 200,
             "BOARD.example:8443": 200,

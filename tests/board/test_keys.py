@@ -6,13 +6,12 @@ import re
 from typing import Any
 
 import pytest
-import redis
 
-from tests.board.asking import Asking, opened
-from tests.support.servers import Server
+from tests.board.asking import Asking
+from tests.board.keyed import Keyed
 from tokenyard.ops.audit import read_audit
 from tokenyard.ops.keys import create_key
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.keys import list_keys
 
@@ -28,13 +27,9 @@ def test_without_keys_it_says_so(ask: Asking) -> None:
     assert "There is no key." in ask("/board/keys").body
 
 
-def test_keys_are_listed_without_what_opens_anything(
-    connection: redis.Redis, keys: Keys, ask: Asking
-) -> None:
-    secret, key_id = create_key(
-        Yard(connection, keys), "ann", name=HOSTILE, models=[HOSTILE], classes=["low"]
-    )
-    create_key(Yard(connection, keys), role="operator", name="of bob")
+def test_keys_are_listed_without_what_opens_anything(bare: Yard, ask: Asking) -> None:
+    secret, key_id = create_key(bare, "ann", name=HOSTILE, models=[HOSTILE], classes=["low"])
+    create_key(bare, role="operator", name="of bob")
     page = ask("/board/keys").body
     assert "2 keys" in page
     assert key_id in page
@@ -47,19 +42,17 @@ def test_keys_are_listed_without_what_opens_anything(
     assert "of bob" not in of_ann
 
 
-def test_names_of_a_million_characters_are_cut(
-    connection: redis.Redis, keys: Keys, ask: Asking
-) -> None:
-    create_key(Yard(connection, keys), "ann", name="n" * 1_000_000, models=["m" * 1_000_000])
+def test_names_of_a_million_characters_are_cut(bare: Yard, ask: Asking) -> None:
+    create_key(bare, "ann", name="n" * 1_000_000, models=["m" * 1_000_000])
     for path in ("/board/keys", "/board/tenants/ann"):
         assert len(ask(path).body) < 20_000
-    [key_id] = list_keys(Yard(connection, keys))
+    [key_id] = list_keys(bare)
     assert len(ask(f"/board/do/key.revoke?key={key_id}").body) < 20_000
 
 
-def test_many_keys_are_paged(connection: redis.Redis, keys: Keys, ask: Asking) -> None:
+def test_many_keys_are_paged(bare: Yard, ask: Asking) -> None:
     for number in range(120):
-        create_key(Yard(connection, keys), "ann", name=f"number-{number:03}")
+        create_key(bare, "ann", name=f"number-{number:03}")
     page = ask("/board/keys").body
     assert "Page 1 of 2" in page
     assert page.count('name="key"') == 100
@@ -68,7 +61,7 @@ def test_many_keys_are_paged(connection: redis.Redis, keys: Keys, ask: Asking) -
     assert ask("/board/keys?page=0").status == 400
 
 
-def test_a_new_key_is_shown_once(connection: redis.Redis, keys: Keys, ask: Asking) -> None:
+def test_a_new_key_is_shown_once(bare: Yard, ask: Asking) -> None:
     # If a key is created,
     answer = create(
         ask, tenant="ann", role="viewer", name="demo", models="a, b", classes="low,normal"
@@ -76,76 +69,50 @@ def test_a_new_key_is_shown_once(connection: redis.Redis, keys: Keys, ask: Askin
     # I expect it on this page,
     assert answer.status == 200
     [secret] = re.findall(r"ty-[\w-]{43}", answer.body)
-    [(key_id, key)] = list_keys(Yard(connection, keys)).items()
+    [(key_id, key)] = list_keys(bare).items()
     assert (key.tenant, key.role, key.name) == ("ann", "viewer", "demo")
     assert (key.models, key.classes) == (["a", "b"], ["low", "normal"])
     assert answer.headers["cache-control"] == "no-store"
     # and nowhere else: not in the keys, not in the audit.
-    [entry] = read_audit(Yard(connection, keys))
+    [entry] = read_audit(bare)
     assert key_id in entry.target
     assert entry.why == "for the demo"
     assert secret not in repr(entry)
-    for stored in connection.scan_iter(f"tokenyard:{{{keys.yard}}}:*"):
-        assert secret.encode() not in (connection.dump(stored) or b"")
+    for stored in bare.connection.scan_iter(f"tokenyard:{{{bare.keys.yard}}}:*"):
+        assert secret.encode() not in (bare.connection.dump(stored) or b"")
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"name": "n"}, "a role, or both"),
-        ({"tenant": HOSTILE}, "A-Z a-z 0-9"),
-        ({"tenant": "ann", "role": "king"}, "give one of"),
-    ],
-)
-def test_mistakes_create_nothing(
-    connection: redis.Redis, keys: Keys, ask: Asking, fields: dict[str, str], reason: str
-) -> None:
-    answer = create(ask, **fields)
-    assert answer.status == 400
-    assert reason in answer.body
-    assert "<b>x" not in answer.body
-    assert not list_keys(Yard(connection, keys))
-
-
-def test_selected_keys_are_revoked(connection: redis.Redis, keys: Keys, ask: Asking) -> None:
-    ids = [create_key(Yard(connection, keys), "ann", name=HOSTILE)[1] for _ in range(3)]
+def test_selected_keys_are_revoked(bare: Yard, ask: Asking) -> None:
+    ids = [create_key(bare, "ann", name=HOSTILE)[1] for _ in range(3)]
     asked = ask(f"/board/do/key.revoke?key={ids[0]}&key={ids[1]}&key=nothing").body
     assert "Revoke 2 keys." in asked
     assert "<b>x" not in asked
-    assert len(list_keys(Yard(connection, keys))) == 3
+    assert len(list_keys(bare)) == 3
     form = {"key": [ids[0], ids[1], "nothing"], "back": "/board/keys"}
     done = ask("/board/do/key.revoke", "POST", form=form)
     assert done.status == 303
     assert "2 keys revoked;" in ask(done.location).body
-    assert list(list_keys(Yard(connection, keys))) == [ids[2]]
-    assert ids[0] in read_audit(Yard(connection, keys))[0].target
+    assert list(list_keys(bare)) == [ids[2]]
+    assert ids[0] in read_audit(bare)[0].target
     # Again there is nothing to do.
     assert "no such key" in ask(f"/board/do/key.revoke?key={ids[0]}").body
     assert ask("/board/do/key.revoke", "POST", form=form).status == 400
     assert ask("/board/do/key.revoke", "POST", form={"key": ""}).status == 400
 
 
-def test_ones_own_key_ends_ones_session(
-    broker: Server, connection: redis.Redis, keys: Keys
-) -> None:
-    secret, key_id = create_key(Yard(connection, keys), role="admin", name="mine")
-    with opened(broker.url, keys.yard, needs_keys=True) as ask:
-        bearer = {"authorization": f"Bearer {secret}"}
-        asked = ask(f"/board/do/key.revoke?key={key_id}", **bearer).body
-        assert "You are logged in with one of them" in asked
+def test_ones_own_key_ends_ones_session(door: Keyed) -> None:
+    bearer = {"authorization": f"Bearer {door.secrets['admin']}"}
+    asked = door.ask(f"/board/do/key.revoke?key={door.ids['admin']}", **bearer).body
+    assert "You are logged in with one of them" in asked
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])
-def test_only_an_admin_sees_and_changes_keys(
-    broker: Server, connection: redis.Redis, keys: Keys, role: Any
-) -> None:
-    secret, key_id = create_key(Yard(connection, keys), role=role)
-    with opened(broker.url, keys.yard, needs_keys=True) as ask:
-        bearer = {"authorization": f"Bearer {secret}"}
-        assert 'href="/board/keys"' not in ask("/board/tenants", **bearer).body
-        assert ask("/board/keys", **bearer).status == 403
-        for name in ("key.create", "key.revoke"):
-            form = {"tenant": "ann", "role": "admin", "key": key_id}
-            assert ask(f"/board/do/{name}?key={key_id}", **bearer).status == 403
-            assert ask(f"/board/do/{name}", "POST", form=form, **bearer).status == 403
-    assert list(list_keys(Yard(connection, keys))) == [key_id]
+def test_only_an_admin_sees_and_changes_keys(door: Keyed, role: Role) -> None:
+    bearer, key_id = {"authorization": f"Bearer {door.secrets[role]}"}, door.ids[role]
+    assert 'href="/board/keys"' not in door.ask("/board/tenants", **bearer).body
+    assert door.ask("/board/keys", **bearer).status == 403
+    for name in ("key.create", "key.revoke"):
+        form = {"tenant": "ann", "role": "admin", "key": key_id}
+        assert door.ask(f"/board/do/{name}?key={key_id}", **bearer).status == 403
+        assert door.ask(f"/board/do/{name}", "POST", form=form, **bearer).status == 403
+    assert set(list_keys(door.yard)) == set(door.ids.values())

@@ -83,8 +83,7 @@ def test_a_stream_of_a_head_is_none(ask: Asking) -> None:
 def test_an_open_page_says_that_the_broker_is_away(
     monkeypatch: pytest.MonkeyPatch,
     redis_url: str,
-    connection: redis.Redis,
-    keys: Keys,
+    bare: Yard,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # Given a page whose session is looked up at each turn
@@ -98,7 +97,7 @@ def test_an_open_page_says_that_the_broker_is_away(
         return look_up(yard, kind, digest)
 
     monkeypatch.setattr(access, "_look_up", failing)
-    with keyed(redis_url, connection, keys, stream_s=0.5) as door:
+    with keyed(redis_url, bare, stream_s=0.5) as door:
         # If the broker does not answer any more, I expect the page to be told,
         cookie = door.log_in("viewer")
         answer = door.ask("/board/audit", accept=app.EVENTS, cookie=cookie)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import redis
 
-from tests.board.asking import opened
+from tests.board.asking import Asking, opened
 from tests.board.deeds import Deeds
-from tests.board.keyed import Keyed, keyed
-from tests.support.servers import Server
+from tests.board.keyed import Keyed
 from tokenyard.board import access
 from tokenyard.board.operations import OPERATIONS
 from tokenyard.ops.keys import create_key
 from tokenyard.protocol.api_keys import ApiKey, encode_key, key_digest
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
 
 pytestmark = pytest.mark.usefixtures("quick_refusals")
 
@@ -32,21 +29,20 @@ def test_a_lookup_is_used_again_for_two_seconds_at_most() -> None:
     assert access.TRUSTED_S <= 2.0
 
 
-def test_only_a_key_with_a_role_opens_the_board(
-    door: Keyed, connection: redis.Redis, keys: Keys
-) -> None:
-    tenants, _ = create_key(Yard(connection, keys), "research")
-    both, _ = create_key(Yard(connection, keys), "research", role="viewer")
-    broken = "ty-broken"
-    connection.hset(keys.api_keys, key_digest(broken), b"\xff{")
-    strange = "ty-strange"
-    connection.hset(keys.api_keys, key_digest(strange), b'{"role":"owner","tenant":"a"}')
-    nothing = "ty-nothing"
-    connection.hset(keys.api_keys, key_digest(nothing), encode_key(ApiKey()))
+def test_only_a_key_with_a_role_opens_the_board(door: Keyed) -> None:
+    tenants, _ = create_key(door.yard, "research")
+    both, _ = create_key(door.yard, "research", role="viewer")
+    odd = {
+        "ty-broken": b"\xff{",
+        "ty-strange": b'{"role":"owner","tenant":"a"}',
+        "ty-nothing": encode_key(ApiKey()),
+    }
+    for key, packed in odd.items():
+        door.yard.connection.hset(door.yard.keys.api_keys, key_digest(key), packed)
     assert door.log_in_with(both).status == 303
     digest = key_digest(door.secrets["admin"])
     hostile = ["", " ", "*", "ty-", digest, digest[:12], "x" * 513, "x" * 10_000, "é\x00\n"]
-    for key in (tenants, broken, strange, nothing, *hostile):
+    for key in (tenants, *odd, *hostile):
         answer = door.log_in_with(key)
         assert (answer.status, answer.cookies) == (401, []), key[:80]
         if key.isascii() and key.isprintable():
@@ -62,27 +58,18 @@ def test_a_program_shows_its_key_and_then_no_cookie_counts(deeds: Deeds, door: K
     assert door.ask("/board/", authorization="Basic YTpi", cookie=cookie).status == 401
     name = next(name for name, action in OPERATIONS.items() if action.role != "viewer")
     for authorization in (bearer, "Bearer wrong", ""):
-        answer = door.ask(
-            f"/board/do/{name}",
-            "POST",
-            form={},
-            origin=None,
-            authorization=authorization,
-            cookie=cookie,
-        )
+        shown = {"origin": None, "authorization": authorization, "cookie": cookie}
+        answer = door.ask(f"/board/do/{name}", "POST", form={}, **shown)
         assert answer.status in {401, 403}
 
 
-def test_a_program_needs_no_origin(
-    deeds: Deeds, broker: Server, connection: redis.Redis, keys: Keys
-) -> None:
+def test_a_program_needs_no_origin(deeds: Deeds, door: Keyed) -> None:
     name = next(iter(OPERATIONS))
-    with keyed(broker.url, connection, keys) as door:
-        more = {"origin": None, "authorization": f"Bearer {door.secrets['admin']}"}
-        assert door.ask(f"/board/do/{name}", "POST", form={}, **more).status == 303
-        # But with one, it must be the board's.
-        more["origin"] = "http://evil.example"
-        assert door.ask(f"/board/do/{name}", "POST", form={}, **more).status == 403
+    more = {"origin": None, "authorization": f"Bearer {door.secrets['admin']}"}
+    assert door.ask(f"/board/do/{name}", "POST", form={}, **more).status == 303
+    # But with one, it must be the board's.
+    more["origin"] = "http://evil.example"
+    assert door.ask(f"/board/do/{name}", "POST", form={}, **more).status == 403
     assert deeds.done == [name]
 
 
@@ -100,27 +87,22 @@ def test_wrong_keys_have_to_wait_and_too_many_are_refused(
     assert door.log_in("viewer")
 
 
-def test_without_keys_everybody_on_loopback_is_an_admin(broker: Server, keys: Keys) -> None:
-    with opened(broker.url, keys.yard) as ask:
-        answer = ask("/board/")
-        assert answer.status == 200
-        assert "local" in answer.body
-        assert "Log out" not in answer.body
-        assert ask("/board/login").location == "/board/"
-        assert ask("/board/", authorization="Bearer x").status == 200
+def test_without_keys_everybody_on_loopback_is_an_admin(ask: Asking) -> None:
+    answer = ask("/board/")
+    assert answer.status == 200
+    assert "local" in answer.body
+    assert "Log out" not in answer.body
+    assert ask("/board/login").location == "/board/"
+    assert ask("/board/", authorization="Bearer x").status == 200
 
 
 @pytest.mark.parametrize(
     "header", ["forwarded", "via", "x_forwarded_for", "x_forwarded_host", "x_real_ip"]
 )
-def test_without_keys_nobody_comes_through_a_proxy(
-    header: str, broker: Server, connection: redis.Redis, keys: Keys
-) -> None:
-    with opened(broker.url, keys.yard) as ask:
-        answer = ask("/board/", **{header: "10.1.2.3"})
-        assert (answer.status, "needs keys" in answer.body) == (403, True)
-    with keyed(broker.url, connection, keys) as door:
-        assert door.ask("/board/login", **{header: "10.1.2.3"}).status == 200
+def test_without_keys_nobody_comes_through_a_proxy(ask: Asking, door: Keyed, header: str) -> None:
+    answer = ask("/board/", **{header: "10.1.2.3"})
+    assert (answer.status, "needs keys" in answer.body) == (403, True)
+    assert door.ask("/board/login", **{header: "10.1.2.3"}).status == 200
 
 
 def test_the_page_of_the_login_goes_on_where_one_wanted_to_go(door: Keyed) -> None:

@@ -58,9 +58,7 @@ def test_each_cell_names_its_column_for_narrow_screens(devices: DeviceYard, look
 
 
 def test_the_page_of_a_model_tells_who_waits_and_why(devices: DeviceYard, looker: Looker) -> None:
-    devices.lead()
-    devices.join("gpu-1-0", controller="gpu-1")
-    devices.offer("gpu-1", ModelInfo(name="coder", fault="bad file", faults=3, faulted_ms=2**43))
+    devices.serve(ModelInfo(name="coder", fault="bad file", faults=3, faulted_ms=2**43))
     devices.wait_for("coder", 3)
 
     text = text_of(looker.get("/model", parameters={"name": "coder"}))
@@ -104,9 +102,7 @@ def test_reasons_for_waiting(devices: DeviceYard, looker: Looker, case: str, why
 def test_a_command_without_an_answer_explains_a_wait_for_a_time(
     devices: DeviceYard, looker: Looker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    devices.join("gpu-1-0", controller="gpu-1")
-    devices.offer("gpu-1", "adder", "coder")
-    devices.lead()
+    devices.serve("adder", "coder")
     looker.do("model.load", {"model": "coder", "worker": "gpu-1-0"})
     devices.wait_for("coder", 1)
     monkeypatch.setattr(waiting_models, "_PATIENCE_MS", -1)
@@ -135,9 +131,7 @@ def test_an_unknown_model_is_not_found(looker: Looker) -> None:
 
 
 def test_what_waits_is_labelled_as_a_sample(devices: DeviceYard, looker: Looker) -> None:
-    devices.lead()
-    devices.offer("gpu-1", "adder", "coder")
-    devices.join("gpu-1-0", controller="gpu-1")
+    devices.serve("adder", "coder")
     devices.wait_for("coder", 100)
     text = text_of(looker.get("/models"))
     assert "of 100 waiting requests the oldest 25 are counted by model" in text
@@ -146,17 +140,13 @@ def test_what_waits_is_labelled_as_a_sample(devices: DeviceYard, looker: Looker)
 
 
 def test_fewer_long_requests_are_read(devices: DeviceYard, looker: Looker) -> None:
-    devices.lead()
-    devices.offer("gpu-1", "adder", "coder")
-    devices.join("gpu-1-0", controller="gpu-1")
+    devices.serve("adder", "coder")
     devices.wait_for("coder", 100, tokens=range(10_000))
     assert "of 100 waiting requests the oldest 2 are counted" in text_of(looker.get("/models"))
 
 
 def test_tenants_in_line_are_in_the_sample(devices: DeviceYard, looker: Looker) -> None:
-    devices.lead()
-    devices.offer("gpu-1", "coder")
-    devices.join("gpu-1-0", controller="gpu-1")
+    devices.serve("coder")
     devices.wait_for("coder", 3, tenant="acme")
     assert "Waiting 3 requests" in text_of(looker.get("/model", parameters={"name": "coder"}))
 
@@ -201,9 +191,7 @@ def test_hostile_names_are_shown_as_text(devices: DeviceYard, looker: Looker) ->
 
 
 def test_an_epoch_is_set_from_the_page_of_a_model(devices: DeviceYard, looker: Looker) -> None:
-    devices.lead()
-    devices.offer("gpu-1", "adder")
-    devices.join("gpu-1-0", controller="gpu-1")
+    devices.serve("adder")
     page = looker.get("/model", parameters={"name": "adder"})
     assert 'action="/board/do/signal.epoch"' in page
     scope = {"scope": "model:adder"}

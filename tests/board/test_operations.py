@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import pytest
-import redis
 from click.testing import CliRunner
 
 from tests.board.device_yard import DeviceYard
@@ -54,8 +53,7 @@ def on_the_command_line(op: Operation, keys: Keys, url: str, *words: str) -> Any
 
 @pytest.mark.parametrize(("run", "is_there"), [(before, False), (after, True)])
 def test_a_parameter_is_one_line(
-    connection: redis.Redis,
-    keys: Keys,
+    bare: Yard,
     redis_url: str,
     monkeypatch: pytest.MonkeyPatch,
     run: Callable[..., Outcome],
@@ -66,15 +64,17 @@ def test_a_parameter_is_one_line(
     given = {"colour": "blue"} if is_there else {}
 
     # On the command line it is an option with a help text,
-    help_text = on_the_command_line(op, keys, redis_url, "--help").output
+    help_text = on_the_command_line(op, bare.keys, redis_url, "--help").output
     assert ("--colour" in help_text) == is_there
     assert ("Colour. Any that you like." in help_text) == is_there
     words = [f"--{name}={value}" for name, value in given.items()]
-    told = on_the_command_line(op, keys, redis_url, "the-fence", *words, "--by", "kim", "--json")
+    told = on_the_command_line(
+        op, bare.keys, redis_url, "the-fence", *words, "--by", "kim", "--json"
+    )
     assert json.loads(told.stdout) == {"what": "the-fence", **given}
     # on the board a field of the form,
     monkeypatch.setattr(app, "OPERATIONS", {op.name: op})
-    with looking(monkeypatch, redis_url, connection, keys) as looker:
+    with looking(monkeypatch, redis_url, bare) as looker:
         assert ('name="colour"' in looker.ask(op.name, {"what": "the-fence"})) == is_there
         # and the audit has what was given, of both.
         looker.do(op.name, {"what": "the-fence", **given})
@@ -84,17 +84,14 @@ def test_a_parameter_is_one_line(
 
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), ZeroDivisionError("of ours")])
-def test_what_breaks_in_the_middle_is_in_the_audit(
-    connection: redis.Redis, keys: Keys, fault: BaseException
-) -> None:
+def test_what_breaks_in_the_middle_is_in_the_audit(bare: Yard, fault: BaseException) -> None:
     def run(yard: Yard, caller: Caller, *, what: str) -> Outcome:
         raise fault
 
-    yard = Yard(connection, keys)
     with pytest.raises(type(fault)):
-        carry_out(yard, made(run), Caller("kim", "cli", "a try"), {"what": "the-fence"})
+        carry_out(bare, made(run), Caller("kim", "cli", "a try"), {"what": "the-fence"})
 
-    [entry] = read_audit(yard)
+    [entry] = read_audit(bare)
     assert (entry.who, entry.why, entry.details) == ("kim", "a try", {"what": "the-fence"})
     assert entry.error == (str(fault) or "KeyboardInterrupt")
 
@@ -108,9 +105,7 @@ ELSEWHERE = {
 
 def test_each_operation_has_a_form(devices: DeviceYard, looker: Looker) -> None:
     # Given a yard with one of everything,
-    devices.lead()
-    devices.offer("gpu-1", "adder")
-    devices.join("gpu-1-0", controller="gpu-1")
+    devices.serve("adder")
     devices.scripts.submit("normal", [make_request("q", client="ann")])
     set_tenant(devices, "ann", lambda _: TenantSettings(weight=2))
     _, key_id = create_key(devices, "ann")

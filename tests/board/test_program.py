@@ -5,62 +5,44 @@ from __future__ import annotations
 import re
 import signal
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.cli.running import Command
+from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.http_settings import BoardSettings
 
-Start = Callable[..., "Running"]
-
-
-class Running:
-    """The program and its log."""
-
-    def __init__(self, log: Path, *options: str) -> None:
-        self._log = log
-        command = [sys.executable, "-m", "tokenyard", *options]
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(command, stderr=output)
-
-    @property
-    def said(self) -> str:
-        return self._log.read_text()
-
-    @property
-    def url(self) -> str:
-        found = eventually(lambda: re.search(r"the board is at (\S+)", self.said))
-        return found[1]
+Start = Callable[..., Command]
 
 
 @pytest.fixture
 def start(broker: Server, tmp_path: Path) -> Iterator[Start]:
-    started: list[Running] = []
+    with ExitStack() as stack:
 
-    def run(*options: str, url: str = "") -> Running:
-        log = tmp_path / f"log{len(started)}"
-        started.append(Running(log, "--redis-url", url or broker.url, "board", *options))
-        return started[-1]
+        def run(*options: str, url: str = "") -> Command:
+            words = ("--redis-url", url or broker.url, "board", *options)
+            return stack.enter_context(Command(tmp_path / random_name("log"), *words))
 
-    yield run
-    for one in started:
-        one.process.kill()
-        one.process.wait(30)
+        yield run
+
+
+def url_of(board: Command) -> str:
+    return eventually(lambda: re.search(r"the board is at (\S+)", board.said))[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_until_a_signal_also_with_pages_open(start: Start, number: int) -> None:
     running = start("--port", "0")
-    asked = urllib.request.Request(f"{running.url}/", headers={"accept": "text/event-stream"})
+    asked = urllib.request.Request(f"{url_of(running)}/", headers={"accept": "text/event-stream"})
     with urllib.request.urlopen(asked, timeout=30) as stream:
         assert stream.readline().startswith(b"event: live_")
         running.process.send_signal(number)
@@ -72,9 +54,9 @@ def test_it_serves_until_a_signal_also_with_pages_open(start: Start, number: int
 def test_without_a_broker_it_serves_what_it_can(start: Start) -> None:
     running = start("--port", "0", url="redis://127.0.0.1:1")
     with pytest.raises(urllib.error.HTTPError, match="503") as refused:
-        urllib.request.urlopen(f"{running.url}/audit", timeout=30)
+        urllib.request.urlopen(f"{url_of(running)}/audit", timeout=30)
     refused.value.close()
-    with urllib.request.urlopen(f"{running.url}/static/board.js", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url_of(running)}/static/board.js", timeout=30) as answer:
         assert answer.status == 200
 
 

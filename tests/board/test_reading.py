@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-import redis
 
 from tests.board.asking import HOST
 from tests.board.keyed import keyed
@@ -21,6 +20,7 @@ from tokenyard.board import app
 from tokenyard.board.page import Page, Parameters
 from tokenyard.board.reading import Busy, YardReader
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 WAIT_S = 60.0
 
@@ -155,7 +155,7 @@ def test_what_is_kept_has_a_bound(reader: YardReader) -> None:
 
 
 def test_who_looks_at_the_same_costs_one_read(
-    monkeypatch: pytest.MonkeyPatch, broker: Server, connection: redis.Redis, keys: Keys
+    monkeypatch: pytest.MonkeyPatch, broker: Server, bare: Yard
 ) -> None:
     # Given pages that stay fresh however long it takes to ask for them
     monkeypatch.setattr("tokenyard.board.reading._FRESH_S", 1000.0)
@@ -166,7 +166,7 @@ def test_who_looks_at_the_same_costs_one_read(
         return {"entries": [], "is_newest": True, "before": "", "most": 1}
 
     monkeypatch.setattr(app, "PAGES", [Page("/", "Yard", "audit.html", view)])
-    with keyed(broker.url, connection, keys) as door:
+    with keyed(broker.url, bare) as door:
         cookies = [door.log_in("viewer").encode() for _ in range(4)]
 
         async def test() -> None:

@@ -5,26 +5,35 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.board.asking import opened
 from tests.board.looking import Looker, text_of
 from tests.board.request_rig import SEES, asking, look
-from tests.support.builders import make_delta, worker_json
+from tests.support.builders import make_delta
 from tests.support.waiting import eventually
-from tests.support.yard import LONG_MS, PlayedYard
+from tests.support.yard import PlayedYard
 from tokenyard.board.pages import request as one
 from tokenyard.board.pages.request import MOST_TOKENS, Tokenizers, token_rate
 from tokenyard.board.paging import request_address
-from tokenyard.protocol.wire import SamplingParams
+from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts.answers import Publication
 
 pytestmark = pytest.mark.valkey_only
+
+
+def publishing(yard: PlayedYard, tokens: Iterable[int], **info: Any) -> Request:
+    """A running request that has published tokens, at a worker whose entry says this."""
+    worker, request = yard.worker(**info), asking(stream=True)
+    assignment = yard.assign(worker, request)
+    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, tokens))])
+    return request
 
 
 def test_tokens_grow_in_the_live_block_and_only_the_last_are_read(
@@ -87,12 +96,8 @@ def test_tokens_are_text_where_the_tokenizer_is_on_this_host(
 
     monkeypatch.setattr(one, "load_tokenizer", load)
     monkeypatch.setattr(one, "_TOKENIZERS", Tokenizers())
-    info = worker_json("w", tokenizer=str(tmp_path))
-    worker = yard.scripts.register("w", LONG_MS, info)
-    request = asking(stream=True)
-    assignment = yard.assign(worker, request)
     text = "<b>\u202eletters</b>"
-    yard.scripts.emit(worker, [Publication(assignment, make_delta("q", 0, map(ord, text)))])
+    request = publishing(yard, map(ord, text), tokenizer=str(tmp_path))
     assert "The model's tokenizer is being loaded." in look(looker, request)
     may_load.set()
     shown = eventually(lambda: page if "letters" in (page := look(looker, request)) else "")
@@ -112,10 +117,7 @@ def test_ids_are_shown_where_the_tokenizer_cannot_be_loaded(
 
     monkeypatch.setattr(one, "load_tokenizer", load)
     monkeypatch.setattr(one, "_TOKENIZERS", Tokenizers())
-    worker = yard.scripts.register("w", LONG_MS, worker_json("w", tokenizer=str(tmp_path)))
-    request = asking(stream=True)
-    assignment = yard.assign(worker, request)
-    yard.scripts.emit(worker, [Publication(assignment, make_delta("q", 0, [41, 42]))])
+    request = publishing(yard, [41, 42], tokenizer=str(tmp_path))
     eventually(lambda: "41 42" in look(looker, request))
 
 
@@ -128,8 +130,7 @@ def test_unused_tokenizers_make_room_for_others(
     for number in range(5):
         folder = tmp_path / str(number)
         folder.mkdir()
-        packed = worker_json("w", tokenizer=str(folder))
-        workers.append(yard.scripts.register("w", LONG_MS, packed))
+        workers.append(yard.worker(tokenizer=str(folder)))
     # While the first ones are in use,
     for worker in workers[:4]:
         eventually(lambda worker=worker: tokenizers.text(board, worker, [65]).text == "A")
@@ -148,10 +149,7 @@ def test_no_tokenizer_is_fetched_from_elsewhere(
     looker.actor = SEES
     monkeypatch.setattr(one, "_TOKENIZERS", Tokenizers())
     monkeypatch.setattr(one, "load_tokenizer", lambda source: pytest.fail(str(source)))
-    worker = yard.scripts.register("w", LONG_MS, worker_json("w", tokenizer=path))
-    request = asking(stream=True)
-    assignment = yard.assign(worker, request)
-    yard.scripts.emit(worker, [Publication(assignment, make_delta("q", 0, [41, 42]))])
+    request = publishing(yard, [41, 42], tokenizer=path)
     assert "41 42" in look(looker, request)
 
 

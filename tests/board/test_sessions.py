@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-import redis
 
 from tests.board.asking import STREAM
 from tests.board.keyed import Keyed, keyed
@@ -17,23 +16,20 @@ from tokenyard.board import access
 from tokenyard.board.page import Actor
 from tokenyard.ops.keys import revoke_key
 from tokenyard.protocol.api_keys import key_digest
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 
 pytestmark = pytest.mark.usefixtures("quick_refusals")
 
 
-def test_a_session_is_kept_as_digests_only(
-    door: Keyed, connection: redis.Redis, keys: Keys
-) -> None:
+def test_a_session_is_kept_as_digests_only(door: Keyed) -> None:
     cookie = door.log_in("operator")
     secret = cookie.partition("=")[2]
-    names = [name.decode() for name in connection.keys(f"*{{{keys.yard}}}*")]
+    names = [name.decode() for name in door.yard.connection.keys(f"*{{{door.yard.keys.yard}}}*")]
     (session,) = (name for name in names if ":board_session:" in name)
-    kept = connection.get(session)
+    kept = door.yard.connection.get(session)
     assert secret not in session
     assert json.loads(kept or "") == {"key": key_digest(door.secrets["operator"])}
-    assert 0 < connection.ttl(session) <= 12 * 3600
+    assert 0 < door.yard.connection.ttl(session) <= 12 * 3600
 
 
 def test_a_cookie_is_for_the_board_only_and_not_for_scripts(door: Keyed) -> None:
@@ -46,13 +42,13 @@ def test_a_cookie_is_for_the_board_only_and_not_for_scripts(door: Keyed) -> None
 
 @pytest.mark.parametrize("how", ["own", "proxy's"])
 def test_with_tls_a_cookie_is_sent_by_tls_only_and_no_other_host_can_plant_it(
-    how: str, broker: Server, connection: redis.Redis, keys: Keys
+    how: str, broker: Server, bare: Yard
 ) -> None:
     more: dict[str, Any] = {
         "own": {"has_tls": True},
         "proxy's": {"hosts": ("https://board.example",)},
     }[how]
-    with keyed(broker.url, connection, keys, **more) as door:
+    with keyed(broker.url, bare, **more) as door:
         door.ask.host = "board.example" if how == "proxy's" else door.ask.host
         login = {"key": door.secrets["viewer"]}
         origin = f"https://{door.ask.host}"
@@ -78,13 +74,13 @@ def test_a_session_that_was_prepared_is_not_taken_over(door: Keyed) -> None:
     assert "of admin" in access_of.body
 
 
-def test_a_login_ends_the_session_before(door: Keyed, connection: redis.Redis, keys: Keys) -> None:
+def test_a_login_ends_the_session_before(door: Keyed) -> None:
     before = door.log_in("viewer")
     assert door.ask("/board/", cookie=before).status == 200
     after = door.log_in("viewer", cookie=before)
     assert door.ask("/board/", cookie=before).status == 303
     assert door.ask("/board/", cookie=after).status == 200
-    assert len(connection.keys(f"*{{{keys.yard}}}:board_session:*")) == 1
+    assert len(door.yard.connection.keys(f"*{{{door.yard.keys.yard}}}:board_session:*")) == 1
 
 
 @pytest.mark.parametrize(
@@ -103,46 +99,40 @@ def test_of_two_cookies_none_counts(door: Keyed) -> None:
     assert door.ask("/board/", cookie=f"{name}=planted; {cookie}").status == 303
 
 
-def test_a_session_ends_with_its_time(
-    monkeypatch: pytest.MonkeyPatch, door: Keyed, connection: redis.Redis, keys: Keys
-) -> None:
+def test_a_session_ends_with_its_time(monkeypatch: pytest.MonkeyPatch, door: Keyed) -> None:
     monkeypatch.setattr(access, "TRUSTED_S", -1.0)
     cookie = door.log_in("viewer")
     assert door.ask("/board/", cookie=cookie).status == 200
-    (session,) = connection.keys(f"*{{{keys.yard}}}:board_session:*")
-    connection.pexpire(session, 1)
-    while connection.exists(session):
+    (session,) = door.yard.connection.keys(f"*{{{door.yard.keys.yard}}}:board_session:*")
+    door.yard.connection.pexpire(session, 1)
+    while door.yard.connection.exists(session):
         pass
     assert door.ask("/board/", cookie=cookie).status == 303
 
 
-def test_a_logout_ends_the_session(door: Keyed, connection: redis.Redis, keys: Keys) -> None:
+def test_a_logout_ends_the_session(door: Keyed) -> None:
     cookie = door.log_in("viewer")
     assert door.ask("/board/logout", cookie=cookie).status == 404  # a link cannot do it
     answer = door.ask("/board/logout", "POST", cookie=cookie)
     assert (answer.status, answer.location) == (303, "/board/login")
     assert "Max-Age=0" in answer.cookies[0]
     assert door.ask("/board/", cookie=cookie).status == 303
-    assert not connection.keys(f"*{{{keys.yard}}}:board_session:*")
+    assert not door.yard.connection.keys(f"*{{{door.yard.keys.yard}}}:board_session:*")
 
 
-def test_a_revoked_key_ends_its_sessions(
-    monkeypatch: pytest.MonkeyPatch, door: Keyed, connection: redis.Redis, keys: Keys
-) -> None:
+def test_a_revoked_key_ends_its_sessions(monkeypatch: pytest.MonkeyPatch, door: Keyed) -> None:
     monkeypatch.setattr(access, "TRUSTED_S", -1.0)
     cookie = door.log_in("operator")
     bearer = f"Bearer {door.secrets['operator']}"
     assert door.ask("/board/", cookie=cookie).status == 200
     assert door.ask("/board/", authorization=bearer).status == 200
-    assert revoke_key(Yard(connection, keys), door.ids["operator"])
+    assert revoke_key(door.yard, door.ids["operator"])
     assert door.ask("/board/", cookie=cookie).status == 303
     assert door.ask("/board/", authorization=bearer).status == 401
 
 
 @pytest.mark.long
-def test_a_revoked_key_ends_its_open_pages(
-    monkeypatch: pytest.MonkeyPatch, door: Keyed, connection: redis.Redis, keys: Keys
-) -> None:
+def test_a_revoked_key_ends_its_open_pages(monkeypatch: pytest.MonkeyPatch, door: Keyed) -> None:
     # Given an open page whose session is looked up at each turn
     monkeypatch.setattr(access, "TRUSTED_S", -1.0)
     look_up, looked = access._look_up, []
@@ -161,7 +151,7 @@ def test_a_revoked_key_ends_its_open_pages(
         await asyncio.to_thread(eventually, lambda: looked.count("session") >= 3)
         assert not looking.done()
         began = asyncio.get_running_loop().time()
-        revoke_key(Yard(connection, keys), door.ids["viewer"])
+        revoke_key(door.yard, door.ids["viewer"])
         answer = await looking
         assert "still here" in answer.body
         return asyncio.get_running_loop().time() - began

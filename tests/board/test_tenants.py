@@ -8,14 +8,13 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-import redis
 
-from tests.board.asking import Asking, opened
-from tests.support.servers import Server
+from tests.board.asking import Asking
+from tests.board.keyed import Keyed
 from tokenyard.ops.audit import read_audit
 from tokenyard.ops.keys import create_key
 from tokenyard.ops.tenants import set_tenant
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.tenants import read_tenants
@@ -24,15 +23,13 @@ DASH = "\N{EN DASH}"
 HOSTILE = "<b>x</b>\x1b[31m\u202e"
 
 
-def wait(
-    connection: redis.Redis, keys: Keys, tenant: str, waiting: int, service: float, **counts: int
-) -> None:
+def wait(bare: Yard, tenant: str, waiting: int, service: float, **counts: int) -> None:
     """A tenant in line, as the scripts leave it."""
     fields: Any = {"waiting": waiting, "waiting_tokens": 10 * waiting, "running": 2, **counts}
-    pipeline = connection.pipeline(transaction=False)
-    pipeline.hset(keys.tenant(tenant), mapping=fields)
-    pipeline.zadd(keys.service, {tenant: service})
-    pipeline.zadd(keys.line, {tenant: service})
+    pipeline = bare.connection.pipeline(transaction=False)
+    pipeline.hset(bare.keys.tenant(tenant), mapping=fields)
+    pipeline.zadd(bare.keys.service, {tenant: service})
+    pipeline.zadd(bare.keys.line, {tenant: service})
     pipeline.execute()
 
 
@@ -53,15 +50,13 @@ def test_an_empty_yard_says_so(ask: Asking) -> None:
     assert "No tenant waits." in ask("/board/tenants?show=waiting").body
 
 
-def test_who_waits_stands_first_with_shares_and_limits(
-    connection: redis.Redis, keys: Keys, ask: Asking
-) -> None:
+def test_who_waits_stands_first_with_shares_and_limits(bare: Yard, ask: Asking) -> None:
     # Given two tenants in line, one of them with limits, and one that was only set
     limits = TenantSettings(weight=3, max_waiting_requests=20, tokens_per_day=1_000)
-    connection.hset(keys.tenants, "bob", encode_tenant(limits))
-    connection.hset(keys.tenants, "idle", encode_tenant(TenantSettings(max_tokens=7)))
-    wait(connection, keys, "ann", 5, 10.0)
-    wait(connection, keys, "bob", 7, 5.0, **{"refused:tokens_per_day": 4})
+    bare.connection.hset(bare.keys.tenants, "bob", encode_tenant(limits))
+    bare.connection.hset(bare.keys.tenants, "idle", encode_tenant(TenantSettings(max_tokens=7)))
+    wait(bare, "ann", 5, 10.0)
+    wait(bare, "bob", 7, 5.0, **{"refused:tokens_per_day": 4})
     page = ask("/board/tenants").body
     # I expect the one that is next first, with what each should have,
     assert page.index(">bob</a>") < page.index(">ann</a>")
@@ -78,41 +73,35 @@ def test_who_waits_stands_first_with_shares_and_limits(
     assert ">idle</a>" in ask("/board/tenants?show=all").body
 
 
-def test_who_may_run_no_more_is_passed_over(
-    connection: redis.Redis, keys: Keys, ask: Asking
-) -> None:
+def test_who_may_run_no_more_is_passed_over(bare: Yard, ask: Asking) -> None:
     limit = TenantSettings(max_running_requests=2)
-    connection.hset(keys.tenants, "ann", encode_tenant(limit))
-    wait(connection, keys, "ann", 5, 1.0)
-    wait(connection, keys, "bob", 7, 5.0)
+    bare.connection.hset(bare.keys.tenants, "ann", encode_tenant(limit))
+    wait(bare, "ann", 5, 1.0)
+    wait(bare, "bob", 7, 5.0)
     page = ask("/board/tenants").body
     assert "bob is served next" in page
     assert "but for those at max_running_requests: ann" in page
     assert "2 of its requests run, and max_running_requests is 2" in ask("/board/tenants/ann").body
 
 
-def test_had_is_what_they_were_given_since_somebody_looked(
-    connection: redis.Redis, keys: Keys, ask: Asking
-) -> None:
-    wait(connection, keys, "ann", 5, 10.0)
-    wait(connection, keys, "bob", 7, 10.0)
+def test_had_is_what_they_were_given_since_somebody_looked(bare: Yard, ask: Asking) -> None:
+    wait(bare, "ann", 5, 10.0)
+    wait(bare, "bob", 7, 10.0)
     ask("/board/tenants")
-    wait(connection, keys, "ann", 5, 20.0)
-    wait(connection, keys, "bob", 7, 40.0)
+    wait(bare, "ann", 5, 20.0)
+    wait(bare, "bob", 7, 40.0)
     page = ask("/board/tenants?again=1").body
     assert (cells(page, ">ann</a>")[6], cells(page, ">bob</a>")[6]) == ("25.0 %", "75.0 %")
 
 
 @pytest.mark.long
-def test_ten_thousand_tenants_are_paged_and_found(
-    connection: redis.Redis, keys: Keys, ask: Asking
-) -> None:
+def test_ten_thousand_tenants_are_paged_and_found(bare: Yard, ask: Asking) -> None:
     # Given 10,000 tenants that were served, each with settings, and 1,500 in line
     packed = encode_tenant(TenantSettings(tokens_per_minute=100))
     names = [f"tenant-{number:05}" for number in range(10_000)]
-    connection.hset(keys.tenants, mapping=dict.fromkeys(names, packed))  # type: ignore[arg-type]
-    connection.zadd(keys.service, {name: at for at, name in enumerate(names)})
-    connection.zadd(keys.line, {name: at for at, name in enumerate(names[:1_500])})
+    bare.connection.hset(bare.keys.tenants, mapping=dict.fromkeys(names, packed))  # type: ignore[arg-type]
+    bare.connection.zadd(bare.keys.service, {name: at for at, name in enumerate(names)})
+    bare.connection.zadd(bare.keys.line, {name: at for at, name in enumerate(names[:1_500])})
     # I expect pages of 50 each, in line
     page = ask("/board/tenants").body
     assert "More than 1,000 tenants wait" in page
@@ -138,17 +127,17 @@ def test_ten_thousand_tenants_are_paged_and_found(
 
 
 @pytest.mark.parametrize("path", ["?show=all", "?show=all&page=60", "?q=tenant-00042", "/tenant-1"])
-def test_a_page_reads_a_bounded_part_of_the_yard(
-    connection: redis.Redis, keys: Keys, ask: Asking, path: str
-) -> None:
+def test_a_page_reads_a_bounded_part_of_the_yard(bare: Yard, ask: Asking, path: str) -> None:
     # Given so many tenants that all of their settings take a megabyte
     names = [f"tenant-{number:05}" for number in range(5_000)]
-    connection.zadd(keys.service, {name: at for at, name in enumerate(["tenant-1", *names])})
+    bare.connection.zadd(
+        bare.keys.service, {name: at for at, name in enumerate(["tenant-1", *names])}
+    )
     packed = encode_tenant(TenantSettings(models=["x" * 200]))
-    connection.hset(keys.tenants, mapping=dict.fromkeys(names, packed))  # type: ignore[arg-type]
-    before: Any = connection.info("all")
+    bare.connection.hset(bare.keys.tenants, mapping=dict.fromkeys(names, packed))  # type: ignore[arg-type]
+    before: Any = bare.connection.info("all")
     assert ask(f"/board/tenants{path}").status == 200
-    after: Any = connection.info("all")
+    after: Any = bare.connection.info("all")
     assert after["total_net_output_bytes"] - before["total_net_output_bytes"] < 250_000
     assert after["total_commands_processed"] - before["total_commands_processed"] < 250
 
@@ -173,14 +162,12 @@ def test_a_tenant_that_nobody_knows_is_not_found(ask: Asking) -> None:
         assert "<b>" not in answer.body
 
 
-def test_one_tenant_shows_limits_usage_refusals_and_keys(
-    connection: redis.Redis, keys: Keys, ask: Asking
-) -> None:
+def test_one_tenant_shows_limits_usage_refusals_and_keys(bare: Yard, ask: Asking) -> None:
     settings = TenantSettings(weight=2, max_running_requests=4, models=["llama", HOSTILE])
-    connection.hset(keys.tenants, "ann", encode_tenant(settings))
-    wait(connection, keys, "ann", 3, 1.0, **{"refused:models": 9, "refused_at:models": 1000})
+    bare.connection.hset(bare.keys.tenants, "ann", encode_tenant(settings))
+    wait(bare, "ann", 3, 1.0, **{"refused:models": 9, "refused_at:models": 1000})
     for number in range(3):
-        connection.xadd(keys.intake("high:ann"), {"id": f"q{number}"})
+        bare.connection.xadd(bare.keys.intake("high:ann"), {"id": f"q{number}"})
     now = datetime.datetime.now(datetime.UTC)
     today = f"{now:%Y%m%d}"
     earlier = f"{now - datetime.timedelta(3):%Y%m%d}"
@@ -197,9 +184,9 @@ def test_one_tenant_shows_limits_usage_refusals_and_keys(
         f"{today} {HOSTILE} in": 1,
         f"{earlier} llama in": 4,
     }
-    connection.hset(keys.usage("ann"), mapping=used)
-    key, key_id = create_key(Yard(connection, keys), "ann", name=HOSTILE)
-    create_key(Yard(connection, keys), "bob", name="of bob")
+    bare.connection.hset(bare.keys.usage("ann"), mapping=used)
+    key, key_id = create_key(bare, "ann", name=HOSTILE)
+    create_key(bare, "bob", name="of bob")
 
     page = ask("/board/tenants/ann").body
 
@@ -226,19 +213,15 @@ def test_one_tenant_shows_limits_usage_refusals_and_keys(
     assert "5,001" in cells(ask("/board/tenants/ann?days=1").body, ">All</th>")
 
 
-def test_settings_that_cannot_be_read_are_said(
-    connection: redis.Redis, keys: Keys, ask: Asking
-) -> None:
-    connection.hset(keys.tenants, "ann", b"\x1b{")
+def test_settings_that_cannot_be_read_are_said(bare: Yard, ask: Asking) -> None:
+    bare.connection.hset(bare.keys.tenants, "ann", b"\x1b{")
     assert "cannot be read" in ask("/board/tenants/ann").body
     assert "cannot be read" in ask("/board/tenants?show=all").body
 
 
-def test_settings_of_a_million_characters_are_cut(
-    connection: redis.Redis, keys: Keys, ask: Asking
-) -> None:
+def test_settings_of_a_million_characters_are_cut(bare: Yard, ask: Asking) -> None:
     packed = encode_tenant(TenantSettings(models=["m" * 1_000_000]))
-    connection.hset(keys.tenants, "ann", packed)
+    bare.connection.hset(bare.keys.tenants, "ann", packed)
     for path in (
         "tenants/ann",
         "tenants?show=all",
@@ -248,9 +231,9 @@ def test_settings_of_a_million_characters_are_cut(
         assert len(ask(f"/board/{path}").body) < 20_000
     # What no form can hold stays as it is.
     assert set_by_form(ask, tenant="ann", weight="2").status == 303
-    [one] = read_tenants(Yard(connection, keys), ["ann"])
+    [one] = read_tenants(bare, ["ann"])
     assert one.settings == TenantSettings(weight=2, models=["m" * 1_000_000])
-    assert len(repr(read_audit(Yard(connection, keys)))) < 20_000
+    assert len(repr(read_audit(bare))) < 20_000
 
 
 # Setting and removing
@@ -261,9 +244,7 @@ def set_by_form(ask: Asking, **fields: str) -> Any:
     return ask("/board/do/tenant.set", "POST", form=form)
 
 
-def test_a_tenant_is_set_as_on_the_command_line(
-    connection: redis.Redis, keys: Keys, ask: Asking
-) -> None:
+def test_a_tenant_is_set_as_on_the_command_line(bare: Yard, ask: Asking) -> None:
     # Given the form for a new tenant
     form = ask("/board/do/tenant.set").body
     assert "Use 1 to 90 of A-Z a-z 0-9" in form
@@ -281,25 +262,25 @@ def test_a_tenant_is_set_as_on_the_command_line(
     # I expect its settings, an event for the leader and an entry in the audit.
     assert done.status == 303
     assert done.location.startswith("/board/tenants?done=")
-    [one] = read_tenants(Yard(connection, keys), ["ann"])
+    [one] = read_tenants(bare, ["ann"])
     assert one.settings == TenantSettings(
         weight=2.5, tokens_per_day=1_000_000, classes=["low", "normal"]
     )
-    assert [fields for _, fields in connection.xrange(keys.events)] == [{b"event": b"tenants"}]
-    [entry] = read_audit(Yard(connection, keys))
+    assert [fields for _, fields in bare.connection.xrange(bare.keys.events)] == [
+        {b"event": b"tenants"}
+    ]
+    [entry] = read_audit(bare)
     assert (entry.action, entry.target, entry.why) == ("tenant.set", "tenant ann", "asked by them")
     assert entry.text == "ann: new, weight 2.5, tokens_per_day 1,000,000, classes low+normal."
     assert "ann: new, weight 2.5" in ask(done.location).body
 
 
-def test_what_somebody_else_has_changed_meanwhile_stays(
-    connection: redis.Redis, keys: Keys, ask: Asking
-) -> None:
-    set_tenant(Yard(connection, keys), "ann", lambda _: TenantSettings(weight=2, max_tokens=7))
+def test_what_somebody_else_has_changed_meanwhile_stays(bare: Yard, ask: Asking) -> None:
+    set_tenant(bare, "ann", lambda _: TenantSettings(weight=2, max_tokens=7))
     form = ask("/board/do/tenant.set?tenant=ann").body
     fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
     assert (fields["weight"], fields["max_tokens"]) == ("2", "7")
-    set_tenant(Yard(connection, keys), "ann", lambda _: TenantSettings(weight=9))
+    set_tenant(bare, "ann", lambda _: TenantSettings(weight=9))
     answer = set_by_form(ask, **{**fields, "weight": "3"})
     assert answer.status == 400
     assert "somebody else has changed ann" in answer.body
@@ -307,68 +288,43 @@ def test_what_somebody_else_has_changed_meanwhile_stays(
     form = ask("/board/do/tenant.set?tenant=ann").body
     fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
     assert set_by_form(ask, **{**fields, "weight": "3"}).status == 303
-    [one] = read_tenants(Yard(connection, keys), ["ann"])
+    [one] = read_tenants(bare, ["ann"])
     assert one.settings == TenantSettings(weight=3)
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"tenant": "ann", "weight": HOSTILE}, "weight: give a number"),
-        ({"tenant": "ann", "max_tokens": "-5"}, "max_tokens: give a whole number of at least 0"),
-        ({"tenant": "ann", "max_tokens": "9" * 5_000}, "give a whole number"),
-        ({"tenant": "ann", "classes": "fast"}, "use high, normal, low"),
-    ],
-)
-def test_mistakes_set_nothing(
-    connection: redis.Redis, keys: Keys, ask: Asking, fields: dict[str, str], reason: str
-) -> None:
-    answer = set_by_form(ask, **fields)
-    assert answer.status == 400
-    assert reason in answer.body
-    assert "<b>x" not in answer.body
-    assert not connection.exists(keys.tenants)
-
-
-def test_removed_is_as_never_set(connection: redis.Redis, keys: Keys, ask: Asking) -> None:
+def test_removed_is_as_never_set(bare: Yard, ask: Asking) -> None:
     for name in ("ann", "bob", "cem"):
-        set_tenant(Yard(connection, keys), name, lambda _: TenantSettings(weight=2))
+        set_tenant(bare, name, lambda _: TenantSettings(weight=2))
     asked = ask("/board/do/tenant.remove?tenant=ann&tenant=bob&tenant=nobody").body
     assert "for 2 tenants" in asked
-    assert connection.hlen(keys.tenants) == 3
+    assert bare.connection.hlen(bare.keys.tenants) == 3
     form = {"tenant": ["ann", "bob"], "back": "/board/tenants"}
     assert ask("/board/do/tenant.remove", "POST", form=form).status == 303
-    assert connection.hkeys(keys.tenants) == [b"cem"]
-    assert read_audit(Yard(connection, keys))[0].target == "tenant ann, tenant bob"
+    assert bare.connection.hkeys(bare.keys.tenants) == [b"cem"]
+    assert read_audit(bare)[0].target == "tenant ann, tenant bob"
     assert ask("/board/do/tenant.remove", "POST", form=form).status == 400
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])
-def test_only_an_admin_sets_and_removes(
-    broker: Server, connection: redis.Redis, keys: Keys, role: Any
-) -> None:
-    set_tenant(Yard(connection, keys), "ann", lambda _: TenantSettings(weight=2))
-    key, _ = create_key(Yard(connection, keys), role=role)
-    with opened(broker.url, keys.yard, needs_keys=True) as ask:
-        bearer = {"authorization": f"Bearer {key}"}
-        page = ask("/board/tenants/ann", **bearer)
-        assert page.status == 200
-        assert "/board/do/" not in page.body.replace("/board/do/logout", "")
-        for name in ("tenant.set", "tenant.remove"):
-            form = {"tenant": "ann", "weight": "9"}
-            assert ask(f"/board/do/{name}?tenant=ann", **bearer).status == 403
-            assert ask(f"/board/do/{name}", "POST", form=form, **bearer).status == 403
-    [one] = read_tenants(Yard(connection, keys), ["ann"])
+def test_only_an_admin_sets_and_removes(door: Keyed, role: Role) -> None:
+    set_tenant(door.yard, "ann", lambda _: TenantSettings(weight=2))
+    bearer = {"authorization": f"Bearer {door.secrets[role]}"}
+    page = door.ask("/board/tenants/ann", **bearer)
+    assert page.status == 200
+    assert "/board/do/" not in page.body.replace("/board/do/logout", "")
+    for name in ("tenant.set", "tenant.remove"):
+        form = {"tenant": "ann", "weight": "9"}
+        assert door.ask(f"/board/do/{name}?tenant=ann", **bearer).status == 403
+        assert door.ask(f"/board/do/{name}", "POST", form=form, **bearer).status == 403
+    [one] = read_tenants(door.yard, ["ann"])
     assert one.settings.weight == 2
 
 
 @pytest.mark.parametrize(
     ("path", "block"), [("/board/tenants", "live_tenants"), ("/board/tenants/ann", "live_now")]
 )
-def test_an_open_page_gets_what_has_changed(
-    connection: redis.Redis, keys: Keys, ask: Asking, path: str, block: str
-) -> None:
-    wait(connection, keys, "ann", 5_000, 10.0)
+def test_an_open_page_gets_what_has_changed(bare: Yard, ask: Asking, path: str, block: str) -> None:
+    wait(bare, "ann", 5_000, 10.0)
     page = ask(path).body
     live = ask(path, accept="text/event-stream", most_bytes=1).body
     event, _, html = live.partition("\n\n")[0].partition("\n")

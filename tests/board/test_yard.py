@@ -9,6 +9,7 @@ import redis
 
 from tests.board.calls import Calls
 from tests.board.looking import Looker, looking, text_of
+from tests.board.request_rig import fail
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
@@ -17,11 +18,10 @@ from tokenyard.board.pages import yard as checkup
 from tokenyard.doctor import Evidence, diagnose
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
-from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys
+from tokenyard.protocol.keys import PRIORITY_CLASSES
 from tokenyard.protocol.leader_reports import HistorySample, history_fields
-from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
+from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.intake_ages import MOST_OF_LINE
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
@@ -128,10 +128,7 @@ def test_of_many_tenants_a_bounded_number_is_read(looker: Looker, yard: PlayedYa
 
 
 def test_errors_are_named_and_are_text(looker: Looker, yard: PlayedYard) -> None:
-    queued = yard.submit(make_request(f"q-{HOSTILE}"))
-    reply = refusal(queued.request, Code.POISONED, "bad", published=b"")
-    place = (queued.intake, queued.entry, queued.request)
-    yard.scripts.answer(yard.token, *place, reply, dead=f"POISONED: {HOSTILE}")
+    fail(yard, make_request(f"q-{HOSTILE}"), f"POISONED: {HOSTILE}")
     now_ms = yard.connection.time()[0] * 1000
     yard.worker("frail", last_error=HOSTILE + "z" * 1_000_000, last_error_ms=now_ms)
 
@@ -216,12 +213,12 @@ def test_the_doctor_looks_again_after_a_time(
 
 
 def test_what_the_user_may_not_ask_is_asked_once(
-    redis_url: str, connection: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, bare: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a board whose user may ask for neither INFO nor CONFIG nor the log of refusals
     user = random_name("user")
     rights = ("on", ">secret", "~*", "+@all", "-info", "-config", "-acl")
-    connection.execute_command("ACL", "SETUSER", user, *rights)
+    bare.connection.execute_command("ACL", "SETUSER", user, *rights)
     url = redis_url.replace("//", f"//{user}:secret@")
     looked: list[Evidence] = []
 
@@ -232,18 +229,18 @@ def test_what_the_user_may_not_ask_is_asked_once(
     monkeypatch.setattr(checkup, "gather", gather)
     monkeypatch.setattr(checkup, "LEAST_S", 0.0)
     monkeypatch.setattr(checkup, "REST", 0.0)
-    with looking(monkeypatch, url, connection, keys) as guarded:
+    with looking(monkeypatch, url, bare) as guarded:
         # If it is looked at again and again
         eventually(lambda: "checks at" in text_of(guarded.live("/", "live_doctor")))
-        connection.acl_log_reset()
+        bare.connection.acl_log_reset()
         most = len(looked) + 5
         while len(looked) < most:
             assert "does not let us read INFO" in guarded.live("/", "live_broker")
             guarded.live("/", "live_doctor")
 
     # I expect no more refusals in the server's log than those of the first time.
-    refused = [one for one in connection.acl_log() if one["username"] == user]
-    connection.execute_command("ACL", "DELUSER", user)
+    refused = [one for one in bare.connection.acl_log() if one["username"] == user]
+    bare.connection.execute_command("ACL", "DELUSER", user)
     assert refused == []
 
 

@@ -10,10 +10,12 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
-from tests.cli.running import Up, tokenyard
+from tests.cli.running import Ask, StartUp, Up, tokenyard
 from tests.support.builders import random_name
 from tests.support.yard import PlayedYard
-from tokenyard.cli import main
+from tokenyard.cli import demo, main
+from tokenyard.cli.up import Foreground
+from tokenyard.cli.up.local_yard import LocalPlan
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
@@ -35,7 +37,7 @@ def yard(
 
 
 @pytest.fixture
-def start_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+def start_up(tmp_path: Path) -> Iterator[StartUp]:
     """A function that starts a yard for one test."""
     started: list[Up] = []
 
@@ -51,7 +53,7 @@ def start_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
 
 @pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ask:
     """A function that runs a command in this process, which finds no broker by chance."""
     monkeypatch.delenv("TOKENYARD_REDIS_URL", raising=False)
     monkeypatch.delenv("TOKENYARD_YARD", raising=False)
@@ -64,13 +66,22 @@ def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Res
 
 
 @pytest.fixture
-def ask(yard: dict[str, Any], invoke: Callable[..., Result]) -> Callable[..., Result]:
+def ask(yard: dict[str, Any], invoke: Ask) -> Ask:
     """A function that runs a command on the shared yard."""
 
     def run(*arguments: str, **options: Any) -> Result:
         return invoke("--redis-url", yard["url"], *arguments, **options)
 
     return run
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[LocalPlan]:
+    """The plans of `up` and `demo`, which then start nothing."""
+    found: list[LocalPlan] = []
+    monkeypatch.setattr(Foreground, "run", lambda this: found.append(this._plan))
+    monkeypatch.setattr(demo, "_run", lambda plan, *_: found.append(plan) or [])
+    return found
 
 
 @pytest.fixture

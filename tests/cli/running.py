@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
+from click.testing import Result
 
 from tests.support.processes import is_gone
 from tests.support.waiting import eventually
@@ -21,6 +25,13 @@ ROOT = Path(__file__).parents[2]
 #: Below the time that a test may take, so that a failure says what the yard has said.
 START_S = 100.0
 STOP_S = 60.0
+#: Makes standard input the controlling terminal, then becomes the program.
+_TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -30,18 +41,104 @@ def environment(**more: str) -> dict[str, str]:
     return kept | marks | {"PYTHONPATH": str(ROOT)} | more
 
 
-def tokenyard(
-    *arguments: str, timeout_s: float = 60.0, env: Mapping[str, str] | None = None
+def python(
+    *words: str,
+    timeout_s: float = START_S,
+    env: Mapping[str, str] | None = None,
+    stdout: Any = subprocess.PIPE,
+    **options: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+    """Run Python to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "tokenyard", *arguments],
+        [sys.executable, *words],
         env=environment(**(env or {})),
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=timeout_s,
         check=False,
+        **options,
     )
+
+
+def tokenyard(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return python("-m", "tokenyard", *arguments, **options)
+
+
+class Command:
+    """A command that runs until its block ends, and what it has printed."""
+
+    def __init__(
+        self,
+        log: Path,
+        *arguments: str,
+        python: Sequence[str] = ("-m", "tokenyard"),
+        **env: str,
+    ) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, *python, *arguments],
+                env=environment(**env),
+                stdout=output,
+                stderr=output,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_S / 2)
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+def write_program(path: Path, text: str) -> Path:
+    """A shell script that stands in for another program."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return path
+
+
+@contextmanager
+def in_terminal(*arguments: str, **env: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A command in a new terminal, and the terminal's other end."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", _TAKE_TERMINAL, sys.executable, "-m", "tokenyard", *arguments]
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(TERM="xterm", **env)
+    )
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def read_until(ours: int, words: bytes, within_s: float = STOP_S) -> bytes:
+    """Read the output up to these words; b"" reads to the end."""
+    seen = b""
+    until = time.monotonic() + within_s
+    while words not in seen or not words:
+        try:
+            more = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            more = b""
+        if not more:
+            assert not words, seen.decode(errors="replace")
+            return seen
+        seen += more
+        assert time.monotonic() < until, seen.decode(errors="replace")
+    return seen
 
 
 def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -123,3 +220,9 @@ class Up:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+
+#: A function that runs a command in this process.
+Ask = Callable[..., Result]
+#: A function that starts a yard for one test.
+StartUp = Callable[..., Up]

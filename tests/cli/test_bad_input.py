@@ -7,18 +7,15 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
-from tests.cli.running import Up, environment
+from tests.cli.running import Ask, StartUp, environment
 from tokenyard import AsyncClient, Client, InvalidRequest
 from tokenyard.process.program import Exit
 
-Ask = Callable[..., Result]
 LONE = "\ud800"
 
 
@@ -146,9 +143,7 @@ def test_an_impossible_data_folder_is_wrong_usage(invoke: Ask, tmp_path: Path, n
     assert folder in done.stderr
 
 
-def test_an_unwritable_folder_of_logs_is_one_line(
-    start_up: Callable[..., Up], tmp_path: Path
-) -> None:
+def test_an_unwritable_folder_of_logs_is_one_line(start_up: StartUp, tmp_path: Path) -> None:
     """Given a file in place of the folder of logs, I expect an error with its name."""
     data = tmp_path / "data"
     data.mkdir()
@@ -159,7 +154,7 @@ def test_an_unwritable_folder_of_logs_is_one_line(
     assert "Traceback" not in up.said
 
 
-def test_a_port_in_use_is_one_line(start_up: Callable[..., Up]) -> None:
+def test_a_port_in_use_is_one_line(start_up: StartUp) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         up = start_up("--port", port, port=False)

@@ -13,21 +13,13 @@ from typing import Any
 import pytest
 import redis
 
-from tests.cli.running import ROOT
+from tests.cli.running import ROOT, write_program
 from tests.support.processes import is_gone
 from tests.support.waiting import eventually
 from tokenyard.process import embedded_broker as broker
 from tokenyard.process.children import start_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.errors import BrokerUnavailable
-
-
-def program(folder: Path, text: str) -> Path:
-    """A shell script that stands in for a server."""
-    path = folder / "stand-in-server"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o700)
-    return path
 
 
 def connect(url: str) -> redis.Redis:
@@ -69,7 +61,7 @@ def test_its_allocator_is_set_unless_the_user_sets_it(
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     if given:
         monkeypatch.setenv("GLIBC_TUNABLES", given)
-    server = program(tmp_path, 'echo "$GLIBC_TUNABLES"')
+    server = write_program(tmp_path / "server", 'echo "$GLIBC_TUNABLES"')
     with pytest.raises(BrokerUnavailable, match=given or "mxfast=0:.*tcache_count=500"):
         EmbeddedBroker(tmp_path / "data", server=server).start()
 
@@ -144,7 +136,7 @@ def test_a_folder_becomes_free_when_its_broker_ends(tmp_path: Path) -> None:
 
 
 def test_a_server_that_ends_immediately_is_quoted(tmp_path: Path) -> None:
-    server = program(tmp_path, "echo the disk is on fire; exit 3")
+    server = write_program(tmp_path / "server", "echo the disk is on fire; exit 3")
     with pytest.raises(BrokerUnavailable, match="the disk is on fire"):
         EmbeddedBroker(tmp_path / "data", server=server).start()
 
@@ -159,7 +151,7 @@ def test_a_server_that_never_answers_is_killed(
         return launched[-1]
 
     monkeypatch.setattr(broker, "start_child", start)
-    server = program(tmp_path, "exec sleep 60")
+    server = write_program(tmp_path / "server", "exec sleep 60")
     embedded = EmbeddedBroker(tmp_path / "data", server=server, start_timeout_s=1.0)
     with pytest.raises(BrokerUnavailable, match="did not answer in 1 s"):
         embedded.start()

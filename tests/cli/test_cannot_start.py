@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.cli.running import ROOT, Up, environment
+from tests.cli.running import ROOT, Command, StartUp, tokenyard
 from tests.support.processes import is_gone
 from tests.support.servers import Server
 from tests.support.vllm_versions import write_distribution
@@ -22,7 +21,6 @@ from tokenyard.protocol.texts import pip_install
 
 pytestmark = pytest.mark.crash
 
-StartUp = Callable[..., Up]
 WAIT_S = 100.0
 #: A package that shadows vLLM, as if it were no longer there.
 NO_VLLM = "raise ModuleNotFoundError(\"No module named 'vllm'\", name='vllm')\n"
@@ -49,19 +47,8 @@ def check(status: int, told: str, *words: str) -> str:
     return paragraph
 
 
-class Worker:
+class Worker(Command):
     """One run of `tokenyard worker`."""
-
-    def __init__(self, url: str, keys: Keys, log: Path, *options: str, **env: str) -> None:
-        command = [sys.executable, "-m", "tokenyard", "--redis-url", url, "--yard", keys.yard]
-        self.log = log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*command, "worker", "--name", "w", *options],
-                env=environment(**SOON, **env),
-                stdout=output,
-                stderr=output,
-            )
 
     def wait(self) -> tuple[int, str]:
         """Wait for the end of all its processes; its exit status and its messages."""
@@ -76,7 +63,7 @@ class Worker:
         eventually(ended, timeout_s=WAIT_S)
         eventually(lambda: all(map(is_gone, family)))
         assert family
-        return self.process.returncode, self.log.read_text()
+        return self.process.returncode, self.said
 
 
 StartWorker = Callable[..., Worker]
@@ -85,16 +72,14 @@ StartWorker = Callable[..., Worker]
 @pytest.fixture
 def start_worker(valkey_broker: Server, keys: Keys, tmp_path: Path) -> Iterator[StartWorker]:
     """A function that starts `tokenyard worker` with options and variables."""
-    started: list[Worker] = []
+    place = ("--redis-url", valkey_broker.url, "--yard", keys.yard)
+    with ExitStack() as stack:
 
-    def start(*options: str, **env: str) -> Worker:
-        started.append(Worker(valkey_broker.url, keys, tmp_path / "log", *options, **env))
-        return started[-1]
+        def start(*options: str, **env: str) -> Worker:
+            words = (*place, "worker", "--name", "w", *options)
+            return stack.enter_context(Worker(tmp_path / "log", *words, **SOON, **env))
 
-    yield start
-    for worker in started:
-        worker.process.kill()
-        worker.process.wait()
+        yield start
 
 
 @pytest.mark.long
@@ -127,14 +112,14 @@ def test_a_worker_without_vllm_prints_how_to_install_it(
 def test_a_missing_model_ends_the_worker_immediately(start_worker: StartWorker) -> None:
     worker = start_worker("--model", "/no/model")
     assert worker.process.wait(WAIT_S) == Exit.USAGE
-    assert worker.log.read_text() == "Error: model: there is no /no/model on this host\n"
+    assert worker.said == "Error: model: there is no /no/model on this host\n"
 
 
 @pytest.mark.long
 def test_a_retrying_worker_continues_and_explains_once(start_worker: StartWorker) -> None:
     options = ("--engine", "simulated", "--crash-point", "illegal", "--on-start-failure", "retry")
     worker = start_worker(*options, "--max-backoff-s", "0.1")
-    eventually(lambda: worker.log.read_text().count("process died") > 8, timeout_s=WAIT_S)
+    eventually(lambda: worker.said.count("process died") > 8, timeout_s=WAIT_S)
     worker.process.terminate()
     status, told = worker.wait()
     assert status == Exit.OK
@@ -163,7 +148,7 @@ def test_one_working_process_keeps_its_host_alive(start_worker: StartWorker) -> 
         victim.kill()
         victim.wait(WAIT_S)
     eventually(
-        lambda: "The workers of this host cannot start" in worker.log.read_text(),
+        lambda: "The workers of this host cannot start" in worker.said,
         timeout_s=WAIT_S,
     )
     assert worker.process.poll() is None
@@ -193,14 +178,7 @@ def test_up_ends_with_the_workers_paragraph(start_up: StartUp, point: str) -> No
 def test_demo_ends_and_keeps_its_logs_after_a_failed_start(
     no_vllm: dict[str, str], tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tokenyard", "demo"],
-        env=environment(**no_vllm, TMPDIR=str(tmp_path)),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    done = tokenyard("demo", env={**no_vllm, "TMPDIR": str(tmp_path)})
     paragraph = check(done.returncode, done.stderr, "No module named 'vllm'", "pip install '")
     (log,) = tmp_path.glob("tokenyard-demo-*/logs/worker.log")
     assert str(log) in paragraph
@@ -227,4 +205,4 @@ def test_a_broken_model_ends_a_worker_with_a_real_engine(
         words = ["NewForCausalLM", "take a newer vLLM"]
     options = ("--model", str(model), "--enforce-eager")
     worker = start_worker(*options)
-    check(worker.process.wait(280), worker.log.read_text(), *words)
+    check(worker.process.wait(280), worker.said, *words)

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 import redis
-from click.testing import Result
 
-from tests.cli.running import environment, tokenyard
+from tests.cli.running import Ask, environment, tokenyard, write_program
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 
@@ -25,9 +24,7 @@ Propose = Callable[..., list[str]]
 @pytest.fixture
 def propose(tmp_path: Path) -> Propose:
     """A function that returns bash's proposals for the last word, with Tokenyard's script."""
-    program = tmp_path / "tokenyard"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tokenyard "$@"\n')
-    program.chmod(0o755)
+    write_program(tmp_path / "tokenyard", f'exec "{sys.executable}" -m tokenyard "$@"')
     bash = shutil.which("bash")
     if bash is None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("bash is not installed")
@@ -114,12 +111,8 @@ def test_a_silent_broker_gives_no_proposals(propose: Propose) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_a_script(invoke: Callable[..., Result], shell: str) -> None:
+def test_each_shell_has_a_script(invoke: Ask, shell: str) -> None:
     done = invoke("completion", shell)
 
     assert done.exit_code == Exit.OK
     assert f"_TOKENYARD_COMPLETE={shell}_complete" in done.stdout
-
-
-def test_another_shell_is_wrong_usage(invoke: Callable[..., Result]) -> None:
-    assert invoke("completion", "tcsh").exit_code == Exit.USAGE

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import redis
-from click.testing import Result
 
-from tests.cli.running import Up, environment
+from tests.cli.running import Ask, Command, StartUp, python
 from tests.cli.test_commands_page import LEAVES
 from tests.support.builders import random_name
 from tests.support.servers import Server
@@ -27,7 +21,6 @@ from tokenyard.cli import main
 from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.protocol.keys import Keys
 
-Ask = Callable[..., Result]
 NOBODY = "redis://127.0.0.1:1"
 
 
@@ -70,17 +63,6 @@ def test_options_may_follow_each_word_of_a_group(
     done = invoke(*words)
     assert done.exit_code == Exit.OK, done.output
     assert json.loads(done.stdout)["models"][0]["name"] == "simulated"
-
-
-def test_a_bad_name_after_the_command_is_refused(invoke: Ask) -> None:
-    done = invoke("info", "--yard", "a b")
-    assert done.exit_code == Exit.USAGE
-    assert "A-Z a-z 0-9" in done.stderr
-
-
-def test_debug_may_follow_the_command(invoke: Ask) -> None:
-    done = invoke("info", "--debug")
-    assert "BrokerUnavailable" in repr(done.exception)
 
 
 @pytest.mark.parametrize("name", sorted(LEAVES))
@@ -152,14 +134,7 @@ def test_misspelled_variables_are_refused_with_a_suggestion(
 
 
 def test_an_unknown_setting_is_a_warning() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "coordinator"],
-        env=environment(TOKENYARD_COORDINATOR_QQQQ="1"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-m", "coordinator", env={"TOKENYARD_COORDINATOR_QQQQ": "1"})
     assert "Warning: nothing reads the variable TOKENYARD_COORDINATOR_QQQQ" in done.stderr
 
 
@@ -197,7 +172,7 @@ def test_a_missing_file_is_wrong_usage_everywhere(
 
 
 @pytest.mark.long
-def test_singular_and_plural_in_messages(start_up: Callable[..., Up], invoke: Ask) -> None:
+def test_singular_and_plural_in_messages(start_up: StartUp, invoke: Ask) -> None:
     up = start_up("--workers", "1")
     url = str(up.wait_ready()["url"])
     assert "Starting 1 worker, " in up.said
@@ -221,27 +196,6 @@ tokenyard.__main__.run()
 """
 
 
-@contextmanager
-def running(
-    folder: Path, *arguments: str, python: tuple[str, str] = ("-m", "tokenyard")
-) -> Iterator[tuple[Any, Callable[[], str]]]:
-    """A running program and its log."""
-    log = folder / random_name("log")
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, *python, *arguments], env=environment(), stderr=output
-        )
-    try:
-        yield process, log.read_text
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(30)
-        finally:
-            process.kill()
-            process.wait()
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("program", [["coordinator"], ["worker", "--engine", "simulated"]])
 def test_log_rate_is_limited_while_redis_is_absent(tmp_path: Path, program: list[str]) -> None:
@@ -249,16 +203,16 @@ def test_log_rate_is_limited_while_redis_is_absent(tmp_path: Path, program: list
         port = hangs_up.getsockname()[1]
         url = f"redis://ann:secret@127.0.0.1:{port}/0"
         arguments = ("--redis-url", url, *program)
-        with running(tmp_path, *arguments, python=("-c", TIMELESS)) as (process, logged):
+        with Command(tmp_path / "log", *arguments, python=("-c", TIMELESS)) as command:
             # Given a dozen attempts in no time, of which each is hung up on in the same way
             for _ in range(12):
                 with hangs_up.accept()[0] as connection:
                     connection.recv(1000)
-            eventually(lambda: f"Redis at redis://ann@127.0.0.1:{port}/0 does not" in logged())
-            assert logged().count("does not answer") == 1
-            assert process.poll() is None
-        assert "secret" not in logged()
-        assert "Traceback" not in logged()
+            eventually(lambda: f"Redis at redis://ann@127.0.0.1:{port}/0 does not" in command.said)
+            assert command.said.count("does not answer") == 1
+            assert command.process.poll() is None
+        assert "secret" not in command.said
+        assert "Traceback" not in command.said
 
 
 def test_a_wrong_password_is_named_with_the_user(
@@ -272,19 +226,19 @@ def test_a_wrong_password_is_named_with_the_user(
     done = invoke("--redis-url", url, "info")
     assert done.exit_code == Exit.UNAVAILABLE
     assert named in done.stderr
-    with running(tmp_path, "--redis-url", url, "coordinator") as (_, logged):
-        eventually(lambda: named in logged())
-    assert "wrong" not in done.stderr + logged().replace("wrong number", "")
+    with Command(tmp_path / "log", "--redis-url", url, "coordinator") as coordinator:
+        eventually(lambda: named in coordinator.said)
+    assert "wrong" not in done.stderr + coordinator.said.replace("wrong number", "")
 
 
 @pytest.mark.long
 def test_a_standby_logs_who_leads(tmp_path: Path, valkey_broker: Server, keys: Keys) -> None:
     where = ["--redis-url", valkey_broker.url, "--yard", keys.yard, "coordinator", "--name"]
-    with running(tmp_path, *where, "north") as (leader, first):
-        eventually(lambda: "leads as 1:north" in first())
-        with running(tmp_path, *where, "south") as (_, second):
-            eventually(lambda: "stands by: north leads" in second())
-            os.kill(leader.pid, signal.SIGTERM)
-            leader.wait(30)
-            eventually(lambda: "leads as 2:south" in second())
-            assert second().count("stands by") == 1
+    with Command(tmp_path / "first", *where, "north") as first:
+        eventually(lambda: "leads as 1:north" in first.said)
+        with Command(tmp_path / "second", *where, "south") as second:
+            eventually(lambda: "stands by: north leads" in second.said)
+            first.process.terminate()
+            first.process.wait(30)
+            eventually(lambda: "leads as 2:south" in second.said)
+            assert second.said.count("stands by") == 1

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
-from click.testing import Result
 
-from tests.cli.running import objects
+from tests.cli.running import Ask, objects
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 
-Ask = Callable[..., Result]
 KEYS = Keys("main")
 
 
@@ -101,16 +99,3 @@ def test_drop_deletes_letters(
     [told] = objects(ask("dead", "drop", "--all", "--json"))
     assert (told["dropped"], told["not_done"]) == (1, {})
     assert connection.xlen(KEYS.dead) == 0
-
-
-def test_an_unknown_letter_is_an_error(ask: Ask, connection: redis.Redis) -> None:
-    result = ask("dead", "show", "1-1")
-    assert result.exit_code == Exit.FAILED
-    assert "there is no dead letter '1-1'" in result.stderr
-
-
-@pytest.mark.parametrize("arguments", [("requeue",), ("drop", "--all", "1-1")])
-def test_letters_or_all_must_be_named(ask: Ask, arguments: tuple[str, ...]) -> None:
-    result = ask("dead", *arguments)
-    assert result.exit_code == Exit.USAGE
-    assert "name letters, or give --all" in result.stderr

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from rich.console import Console
 
-from tests.cli.running import environment, tokenyard
+from tests.cli.running import Ask, Command, tokenyard
 from tests.support.processes import is_gone
 from tests.support.waiting import eventually
 from tokenyard.cli import demo
@@ -23,8 +19,6 @@ from tokenyard.process import extras
 from tokenyard.process.program import Exit
 from tokenyard.protocol.replies import ErrorInfo, Provenance, Result, Status, Timing
 from tokenyard.protocol.texts import pip_install
-
-Invoke = Callable[..., Any]
 
 
 def answer(text: str, *, status: Status = "completed") -> DemoAnswer:
@@ -87,7 +81,7 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_without_vllm_the_demo_is_planned_with_a_simulated_engine(
-    without_vllm: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+    without_vllm: str, invoke: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[LocalPlan] = []
 
@@ -105,7 +99,7 @@ def test_without_vllm_the_demo_is_planned_with_a_simulated_engine(
 
 
 @pytest.mark.long
-def test_without_vllm_the_demo_runs(without_vllm: str, invoke: Invoke) -> None:
+def test_without_vllm_the_demo_runs(without_vllm: str, invoke: Ask) -> None:
     done = invoke("demo", "--requests", "20")
     assert done.exit_code == Exit.OK, done.output
     assert without_vllm in done.output
@@ -128,19 +122,12 @@ def test_the_demo_answers_every_sum_right() -> None:
 @pytest.mark.vllm
 @pytest.mark.long
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tokenyard", "demo"], env=environment(), stdout=output
-        )
-    try:
-        eventually(lambda: "0 of 2 workers" in log.read_text(), timeout_s=60)
-        family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == Exit.INTERRUPTED
-    finally:
-        process.kill()
-        process.wait()
+    with Command(tmp_path / "log", "demo") as running:
+        eventually(lambda: "0 of 2 workers" in running.said, timeout_s=60)
+        children = psutil.Process(running.process.pid).children(recursive=True)
+        family = [child.pid for child in children]
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(60) == Exit.INTERRUPTED
     assert family
     eventually(lambda: all(map(is_gone, family)))
-    assert "Everything is stopped." in log.read_text()
+    assert "Everything is stopped." in running.said

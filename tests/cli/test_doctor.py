@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import redis
-from click.testing import Result
 
-from tests.cli.running import tokenyard
+from tests.cli.running import Ask, tokenyard
 from tests.support.builders import make_request, random_name, worker_json
 from tests.support.servers import Server
 from tokenyard.doctor import diagnose, gather
@@ -18,8 +17,6 @@ from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
-
-Ask = Callable[..., Result]
 
 
 @pytest.fixture
@@ -136,9 +133,3 @@ def test_foreign_lanes_and_groups_are_found(
     assert kinds
     assert kinds.kinds["lane"].count == 2
     assert kinds.kinds["request"].bytes > 0
-
-
-def test_doctor_without_a_broker_is_unavailable(invoke: Ask) -> None:
-    done = invoke("--redis-url", "redis://127.0.0.1:1", "doctor")
-
-    assert done.exit_code == Exit.UNAVAILABLE

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from tests.cli.running import environment, objects
+from tests.cli.running import in_terminal, objects, read_until
 from tests.support.builders import framed, make_request
 from tests.support.yard import PlayedYard
 from tokenyard.process.program import Exit
@@ -102,26 +97,6 @@ def test_empty_without_a_terminal_needs_yes(quiet: PlayedYard, run: Any) -> None
     assert quiet.ledger(waiting.request)["state"] == "waiting"
 
 
-@contextmanager
-def on_a_terminal(*arguments: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """Run a command with a terminal as standard input."""
-    terminal, its_end = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tokenyard", *arguments],
-        env=environment(),
-        stdin=its_end,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    os.close(its_end)
-    try:
-        yield terminal, process
-    finally:
-        process.kill()
-        process.communicate()
-        os.close(terminal)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("answer", "status", "state"),
@@ -132,10 +107,10 @@ def test_empty_on_a_terminal_asks(
 ) -> None:
     waiting = quiet.submit()
     command = ("--redis-url", yard["url"], "--yard", quiet.keys.yard, "empty")
-    with on_a_terminal(*command) as (terminal, process):
+    with in_terminal(*command) as (process, terminal):
         os.write(terminal, answer)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == status
+        said = read_until(terminal, b"")
+        assert process.wait(60) == status
     assert b"Cancel 1 request that waits. Go on? [y/N]" in said
     assert quiet.ledger(waiting.request)["state"] == state
 
@@ -194,11 +169,3 @@ def test_requeue_prints_why_it_is_impossible(quiet: PlayedYard, run: Any) -> Non
     done = run("requeue", "q")
     assert done.returncode == Exit.FAILED
     assert "1: failed without a dead letter" in done.stderr
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("arguments", [(), ("--all", "q1")])
-def test_requests_or_all_must_be_named(run: Any, arguments: tuple[str, ...]) -> None:
-    done = run("requeue", *arguments)
-    assert done.returncode == Exit.USAGE
-    assert "name requests, or give --all" in done.stderr

@@ -7,17 +7,14 @@ import json
 import re
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from click.testing import Result
 
-from tests.cli.running import Up, environment
+from tests.cli.running import Ask, StartUp, python
 from tests.docs.pages import page, section
 from tests.support.servers import Server
 from tokenyard import AsyncClient, Client
@@ -25,19 +22,18 @@ from tokenyard.process.program import Exit
 from tokenyard.process.running import running_up
 from tokenyard.protocol.keys import Keys
 
-StartUp = Callable[..., Up]
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def home(invoke: Callable[..., Result], tmp_path: Path) -> dict[str, str]:
+def home(invoke: Ask, tmp_path: Path) -> dict[str, str]:
     """An environment whose records only this test's programs read."""
     return {"XDG_DATA_HOME": str(tmp_path / "xdg")}
 
 
 @pytest.mark.long
 def test_commands_and_clients_find_an_up_with_its_own_folder(
-    start_up: StartUp, invoke: Callable[..., Result], home: dict[str, str]
+    start_up: StartUp, invoke: Ask, home: dict[str, str]
 ) -> None:
     up = start_up("--workers", "1", env=home)
     url = up.wait_ready()["url"]
@@ -152,15 +148,7 @@ def test_the_python_of_the_readme_runs_as_printed(
     [block] = PYTHON.findall(section(page("README.md"), "### From Python"))
     up = start_up("--workers", "1", port=False, env=home)
     up.wait_ready()
-    done = subprocess.run(
-        [sys.executable, "-c", block],
-        cwd=tmp_path,
-        env=environment(**home),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", block, cwd=tmp_path, env=home)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) == 2 + 90  # one whole, one streamed, and those of `map`

@@ -8,12 +8,12 @@ import logging
 import unicodedata
 from collections.abc import Iterator
 
-import click
 import msgspec
 import pytest
 import redis
 from click.testing import CliRunner, Result
 
+from tests.cli.test_commands_page import LEAVES
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
@@ -89,16 +89,6 @@ NOTHING = {
 }
 
 
-def commands(group: click.Group, before: str = "") -> Iterator[str]:
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if isinstance(command, click.Group):
-            yield from commands(command, f"{before}{name} ")
-        else:
-            yield before + name
-
-
 def moves(text: str) -> list[str]:
     """Characters that control a terminal or the direction of a text."""
     bad = {"Cc", "Cf", "Zl", "Zp", "Cs"}
@@ -109,10 +99,8 @@ def moves(text: str) -> list[str]:
 def plant(valkey_broker: Server) -> Iterator[Plant]:
     """A yard in which every text of a client is hostile."""
     with Plant(valkey_broker.url) as plant:
-        plant.coordinator()
-        plant.worker()
+        plant.serve()
         plant.wait_for_leader()
-        plant.wait_for_workers(1)
         yield plant
 
 
@@ -155,7 +143,7 @@ def call(plant: Plant, command: str, arguments: list[str]) -> Result:
 
 
 def test_each_command_has_a_case() -> None:
-    assert set(commands(main)) == CALLS.keys() | NOTHING.keys()
+    assert LEAVES.keys() == CALLS.keys() | NOTHING.keys()
 
 
 @pytest.mark.parametrize("command", CALLS)

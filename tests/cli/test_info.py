@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
-from click.testing import Result
-
+from tests.cli.running import Ask
 from tokenyard.process.program import Exit
 
 
-def test_view_is_printed_as_json(ask: Callable[..., Result], yard: dict[str, Any]) -> None:
+def test_view_is_printed_as_json(ask: Ask, yard: dict[str, Any]) -> None:
     result = ask("info", "--json")
     assert result.exit_code == Exit.OK, result.output
     view = json.loads(result.stdout)
@@ -21,14 +19,8 @@ def test_view_is_printed_as_json(ask: Callable[..., Result], yard: dict[str, Any
     assert view["handshake"]["protocol"] == "1"
 
 
-def test_the_table_names_every_worker(ask: Callable[..., Result]) -> None:
+def test_the_table_names_every_worker(ask: Ask) -> None:
     workers = [each["worker"] for each in json.loads(ask("info", "--json").stdout)["workers"]]
     table = ask("info").stdout
     assert all(worker in table for worker in workers)
     assert "simulated (2 workers)" in table
-
-
-def test_a_yard_without_a_leader_sets_the_exit_status(ask: Callable[..., Result]) -> None:
-    result = ask("--yard", "nobody-here", "info")
-    assert result.exit_code == Exit.UNAVAILABLE
-    assert "none: nothing is dispatched" in result.stdout

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import socket
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from tests.cli.running import ROOT, Up, environment, tokenyard
+from tests.cli.running import Up, in_terminal, python, read_until, tokenyard
 from tests.support.waiting import eventually
 from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.process.interrupted import Interrupted
@@ -64,81 +60,23 @@ tokenyard.process.program._refuse_bytes = refuse
 tokenyard.__main__.run()
 """
 
-#: Makes standard input the controlling terminal, then becomes the program.
-_TAKE_TERMINAL = """
-import fcntl, os, sys, termios
-os.setsid()
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-
-def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", text, *arguments],
-        env=environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=END_S,
-        check=False,
-    )
-
 
 @pytest.mark.parametrize(
     "name", ["click", "tokenyard.cli", "redis", "tokenyard.cli.submit", "rich.console"]
 )
 def test_ctrl_c_during_imports_is_an_interrupt(name: str) -> None:
     command = "submit" if name != "rich.console" else "info"
-    done = run(AT_IMPORT.format(name=name), "--redis-url", "redis://127.0.0.1:1", command)
+    done = python("-c", AT_IMPORT.format(name=name), "--redis-url", "redis://127.0.0.1:1", command)
     assert done.returncode == Exit.INTERRUPTED, done.stderr
     assert done.stderr.strip() == ""
 
 
 @pytest.mark.parametrize("text", [AT_THE_END, AT_THE_FLUSH, IN_A_FINALIZER])
 def test_ctrl_c_at_an_odd_moment_prints_no_traceback(text: str) -> None:
-    done = run(text, "completion", "bash")
+    done = python("-c", text, "completion", "bash")
     assert done.returncode == Exit.INTERRUPTED, done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
-
-
-@contextmanager
-def in_terminal(*arguments: str, env: dict[str, str] | None = None) -> Iterator[tuple[Any, int]]:
-    """A command in a new terminal, and the terminal's other end."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", _TAKE_TERMINAL, sys.executable, "-m", "tokenyard", *arguments]
-    process = subprocess.Popen(
-        command,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment(TERM="xterm", **(env or {})),
-    )
-    os.close(theirs)
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-
-
-def read_until(ours: int, words: bytes, within_s: float = END_S) -> bytes:
-    """Read the output up to these words; b"" reads to the end."""
-    seen = b""
-    until = time.monotonic() + within_s
-    while words not in seen or not words:
-        try:
-            more = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            more = b""
-        if not more:
-            assert not words, seen.decode(errors="replace")
-            return seen
-        seen += more
-        assert time.monotonic() < until, seen.decode(errors="replace")
-    return seen
 
 
 def press_ctrl_c(ours: int) -> None:
@@ -252,15 +190,7 @@ def test_a_closed_pipe_prints_no_traceback(yard: dict[str, Any], command: list[s
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], *command],
-            env=environment(),
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=END_S,
-            check=False,
-        )
+        done = tokenyard("--redis-url", yard["url"], *command, stdout=writer)
     finally:
         os.close(writer)
     assert done.returncode == Exit.FAILED
@@ -272,14 +202,6 @@ def test_a_closed_pipe_prints_no_traceback(yard: dict[str, Any], command: list[s
 @pytest.mark.parametrize("command", [["info"], ["info", "--json"], ["completion", "bash"]])
 def test_a_full_disk_is_one_line(yard: dict[str, Any], command: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], *command],
-            env=environment(),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=END_S,
-            check=False,
-        )
+        done = tokenyard("--redis-url", yard["url"], *command, stdout=full)
     assert done.returncode == Exit.FAILED
     assert done.stderr == "Error: No space left on device\n"

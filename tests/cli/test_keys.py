@@ -14,23 +14,21 @@ from tokenyard.yard.keys import list_keys
 Run = Callable[..., Any]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("option", "given"), [("--models", ""), ("--classes", " , ")])
-def test_an_empty_list_is_not_a_key_that_opens_nothing(
-    run: Run, quiet: Any, option: str, given: str
+@pytest.mark.parametrize(
+    ("option", "given", "reason"),
+    [
+        pytest.param("--models", "", "models: name one or more", marks=pytest.mark.long),
+        pytest.param("--classes", " , ", "classes: name one or more", marks=pytest.mark.long),
+        ("--name", "x" * 201, "--name: give 200 characters at most"),
+    ],
+)
+def test_what_a_key_cannot_have_creates_none(
+    run: Run, quiet: Any, option: str, given: str, reason: str
 ) -> None:
     refused = run("keys", "create", "--tenant", "research", option, given)
 
     assert refused.returncode == Exit.USAGE
-    assert f"{option[2:]}: name one or more" in refused.stderr
-    assert list_keys(quiet) == {}
-
-
-def test_a_name_is_short_enough_for_a_list(run: Run, quiet: Any) -> None:
-    refused = run("keys", "create", "--tenant", "research", "--name", "x" * 201)
-
-    assert refused.returncode == Exit.USAGE
-    assert "--name: give 200 characters at most" in refused.stderr
+    assert reason in refused.stderr
     assert list_keys(quiet) == {}
 
 

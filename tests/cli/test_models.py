@@ -145,12 +145,6 @@ def test_impossible_loads_fail_with_a_hint(run: Run, arguments: list[str], reaso
     assert reason in done.stderr
 
 
-def test_a_relative_path_is_wrong_usage(run: Run) -> None:
-    done = run("reload", "one", "--path", "step-200")
-    assert done.returncode == Exit.USAGE
-    assert "give an absolute path" in done.stderr
-
-
 @pytest.mark.long
 def test_a_reload_starts_a_new_epoch(run: Run) -> None:
     said(run("load", "one", "--json"))

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
-from tests.cli.running import ROOT, tokenyard
+from tests.cli.running import ROOT, Ask, tokenyard
 from tests.support.vllm_versions import write_distribution
-from tokenyard.cli import demo
-from tokenyard.cli.up import Foreground
 from tokenyard.cli.up.local_yard import LocalPlan
 from tokenyard.process.extras import why_no_gateway
 from tokenyard.process.program import Exit
 
 OLD = "0.26.0+cpu"
-Invoke = Callable[..., Result]
 
 
 @pytest.fixture
@@ -37,50 +32,34 @@ def test_a_gateway_ends_at_once_and_says_why(why: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (Exit.USAGE, f"Error: {why}\n")
 
 
-@pytest.mark.parametrize("given", [(), ("--http-port", "0")], ids=["default", "port"])
-def test_up_runs_without_a_gateway_and_says_why(
-    why: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
+@pytest.mark.parametrize("given", [("up",), ("up", "--http-port", "0"), ("demo",)])
+def test_a_yard_runs_without_a_gateway_and_says_why(
+    why: str, invoke: Ask, plans: list[LocalPlan], given: tuple[str, ...]
 ) -> None:
-    plans: list[LocalPlan] = []
-    monkeypatch.setattr(Foreground, "run", lambda this: plans.append(this._plan))
-    done = invoke("up", *given)
-    assert done.output == f"No gateway: {why}.\n"
+    done = invoke(*given)
+    assert done.output.startswith(f"No gateway: {why}.\n")
+    assert given == ("demo",) or done.output.count("\n") == 1
     assert [plan.http_port for plan in plans] == [None]
 
 
+@pytest.mark.usefixtures("plans")
 @pytest.mark.parametrize("given", [("--no-gateway",), ("--engine", "simulated")])
 def test_up_says_nothing_where_nobody_wants_a_gateway(
-    why: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
+    why: str, invoke: Ask, given: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(Foreground, "run", lambda _: None)
     assert invoke("up", *given).output == ""
 
 
-def test_up_refuses_a_gateway_that_is_asked_for(why: str, invoke: Invoke) -> None:
+def test_up_refuses_a_gateway_that_is_asked_for(why: str, invoke: Ask) -> None:
     done = invoke("up", "--gateway")
     assert done.exit_code == Exit.USAGE
     assert done.output.endswith(f"Error: --gateway: {why}\n")
 
 
-def test_json_of_up_is_only_json(why: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Foreground, "run", lambda _: None)
+@pytest.mark.usefixtures("plans")
+def test_json_of_up_is_only_json(why: str, invoke: Ask) -> None:
     done = invoke("up", "--json")
     assert (done.stdout, done.stderr) == ("", f"No gateway: {why}.\n")
-
-
-def test_the_demo_is_planned_without_a_gateway(
-    why: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plans: list[LocalPlan] = []
-
-    def run(plan: LocalPlan, *_: object) -> list[demo.DemoAnswer]:
-        plans.append(plan)
-        return []
-
-    monkeypatch.setattr(demo, "_run", run)
-    done = invoke("demo")
-    assert done.output.startswith(f"No gateway: {why}.\n")
-    assert [plan.http_port for plan in plans] == [None]
 
 
 @pytest.mark.vllm

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.running import ROOT, Up, environment
+from tests.cli.running import ROOT, Command, StartUp, python, tokenyard
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 
-StartUp = Callable[..., Up]
 WAIT_S = 100.0
 USERS = "raise RuntimeError('a module of the user')\n"
 
@@ -30,17 +26,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return users
 
 
-def tokenyard(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tokenyard", *arguments],
-        env=environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("path", [str(ROOT), f".:{ROOT}"], ids=["here", "PYTHONPATH=."])
 def test_a_yard_runs_beside_modules_of_these_names(
@@ -53,7 +38,7 @@ def test_a_yard_runs_beside_modules_of_these_names(
     assert "could be started" not in log, "the fork-server has imported our package"
 
     # I expect it to serve,
-    done = tokenyard("--redis-url", url, "submit", "--json", "hello", PYTHONPATH=path)
+    done = tokenyard("--redis-url", url, "submit", "--json", "hello", env={"PYTHONPATH": path})
     assert done.returncode == Exit.OK, done.stderr
     assert json.loads(done.stdout)["status"] == "completed"
 
@@ -61,7 +46,7 @@ def test_a_yard_runs_beside_modules_of_these_names(
     (folder / "in.jsonl").write_text('{"id": "1", "prompt": "one"}\n')
     job = tokenyard("--redis-url", url, "batch", "submit", "in.jsonl", "-o", "out.jsonl")
     assert job.returncode == Exit.OK, job.stderr
-    done = tokenyard("--redis-url", url, "batch", "worker", "--burst", PYTHONPATH=path)
+    done = tokenyard("--redis-url", url, "batch", "worker", "--burst", env={"PYTHONPATH": path})
     assert done.returncode == Exit.OK, done.stderr
     assert json.loads((folder / "out.jsonl").read_text())["custom_id"] == "1"
 
@@ -71,19 +56,12 @@ def test_a_worker_is_started_beside_modules_of_these_names(
     start_up: StartUp, folder: Path, tmp_path: Path
 ) -> None:
     url = str(start_up("--slots", "1").wait_ready()["url"])
-    log = tmp_path / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tokenyard", "--redis-url", url, "worker", "--engine",
-             "simulated", "--name", "other"],
-            env=environment(), stdout=output, stderr=output,
-        )  # fmt: skip
-    try:
-        eventually(lambda: "engine simulated is up" in log.read_text(), timeout_s=WAIT_S)
-    finally:
-        process.terminate()
-        assert process.wait(WAIT_S) == Exit.OK
-    assert "could be started" not in log.read_text()
+    words = ("--redis-url", url, "worker", "--engine", "simulated", "--name", "other")
+    with Command(tmp_path / "log", *words) as worker:
+        eventually(lambda: "engine simulated is up" in worker.said, timeout_s=WAIT_S)
+        worker.process.terminate()
+        assert worker.process.wait(WAIT_S) == Exit.OK
+    assert "could be started" not in worker.said
 
 
 @pytest.mark.long
@@ -97,10 +75,7 @@ def test_a_program_with_its_own_worker_module_can_be_a_client(
         f"with tokenyard.Client({url!r}) as client:\n"
         "    print(worker.MINE, client.submit('hello', max_tokens=2).result(timeout=60).ok)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "program.py"], env=environment(), capture_output=True, text=True,
-        timeout=WAIT_S, check=False,
-    )  # fmt: skip
+    done = python("program.py")
     assert done.stdout == "True True\n", done.stderr
 
 
@@ -111,19 +86,21 @@ def test_a_foreign_module_that_is_found_first_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = f"{folder}:{ROOT}"
-    done = tokenyard("--redis-url", "redis://127.0.0.1:1", command, PYTHONPATH=path)
+    done = tokenyard("--redis-url", "redis://127.0.0.1:1", command, env={"PYTHONPATH": path})
     assert done.returncode == Exit.USAGE
     (line,) = done.stderr.splitlines()
     assert f"the module {command!r} is at {folder / command}.py, which is not Tokenyard's" in line
     assert "rename it" in line
 
     # Other commands and the list of commands work.
-    done = tokenyard("--help", PYTHONPATH=path)
+    done = tokenyard("--help", env={"PYTHONPATH": path})
     assert done.returncode == Exit.OK
     assert "submit" in done.stdout
 
     # `up` passes the error on.
-    done = tokenyard("up", "--engine", "simulated", "--data-dir", str(tmp_path), PYTHONPATH=path)
+    done = tokenyard(
+        "up", "--engine", "simulated", "--data-dir", str(tmp_path), env={"PYTHONPATH": path}
+    )
     assert done.returncode == Exit.FAILED
     named = [f"{folder / name}.py, which is not Tokenyard's" for name in ("coordinator", "worker")]
     assert any(one in done.stderr for one in named), done.stderr  # whichever ends first

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
-from click.testing import Result
 
-from tests.cli.running import objects, tokenyard
+from tests.cli.running import Ask, objects, tokenyard
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
 from tokenyard import Client, RequestFailed
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 
-Ask = Callable[..., Result]
 #: Tokens of a request that runs for more than a minute.
 LONG = 8000
 
@@ -80,13 +78,6 @@ def test_a_missing_result_times_out(ask: Ask, client: Client) -> None:
     result = ask("result", handle.id, "--client", client.client_id, "--timeout", "0.1")
     assert result.exit_code == Exit.TIMEOUT
     assert "no result yet" in result.stderr
-
-
-@pytest.mark.parametrize("command", ["result", "explain"])
-def test_an_unknown_request_is_an_error(ask: Ask, command: str) -> None:
-    result = ask(command, "nobody")
-    assert result.exit_code == Exit.FAILED
-    assert result.stderr.startswith("Error: the yard knows no request 'nobody'")
 
 
 def test_a_timeline_goes_from_acceptance_to_result(ask: Ask, client: Client) -> None:
@@ -157,7 +148,7 @@ def test_a_dead_letter_is_requeued_by_its_id_alone(ask: Ask, connection: redis.R
 
 
 def test_a_user_who_may_not_scan_must_name_the_client(
-    invoke: Callable[..., Result], connection: redis.Redis, yard: dict[str, Any]
+    invoke: Ask, connection: redis.Redis, yard: dict[str, Any]
 ) -> None:
     user = random_name("user")
     connection.execute_command("ACL", "SETUSER", user, "on", ">s", "~*", "&*", "+@all", "-scan")
@@ -173,26 +164,6 @@ def test_a_user_who_may_not_scan_must_name_the_client(
         assert "may not run SCAN" in over.stderr
     finally:
         connection.execute_command("ACL", "DELUSER", user)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("explain", "q", "--client", "a*"), "use 1 to 100 of A-Z"),
-        (("requests", "--client", "[a]"), "use 1 to 100 of A-Z"),
-        (("result", ""), "an id has 1 to 200 bytes, not 0"),
-        (("explain", "x" * 201), "an id has 1 to 200 bytes, not 201"),
-        (("requests", "--state", "sleeping"), "'sleeping' is not one of"),
-        (("requests", "--older-than", "soon"), "give a time like 90, 90s, 5m, 2h or 1d"),
-        (("requests", "--older-than", "2h", "--newer-than", "1h"), "--newer-than must be longer"),
-    ],
-)
-def test_invalid_names_and_times_are_wrong_usage(
-    ask: Ask, arguments: tuple[str, ...], reason: str
-) -> None:
-    refused = ask(*arguments)
-    assert refused.exit_code == Exit.USAGE
-    assert reason in refused.stderr
 
 
 # The list
@@ -256,12 +227,6 @@ def test_a_deadline_ends_a_running_request(ask: Ask) -> None:
     assert "expired" in ask("explain", "q", "--client", name).stdout
 
 
-def test_refuse_late_needs_a_deadline(ask: Ask, yard: dict[str, Any]) -> None:
-    refused = ask("submit", "--refuse-late", "hello")
-    assert refused.exit_code == Exit.USAGE
-    assert "refuse_late: needs a deadline" in refused.stderr
-
-
 def test_verbose_prints_the_queue_position(ask: Ask) -> None:
     result = ask("submit", "--verbose", "hello")
     assert result.exit_code == Exit.OK
@@ -277,21 +242,9 @@ def test_verbose_prints_the_queue_position(ask: Ask) -> None:
 def test_cancel_on_disconnect_follows_the_death_of_the_command(
     client: Client, yard: dict[str, Any]
 ) -> None:
-    done = tokenyard(
-        "--redis-url",
-        yard["url"],
-        "submit",
-        "--client",
-        "short-lived",
-        "--id",
-        "q",
-        "--cancel-on-disconnect",
-        "--timeout",
-        "0.5",
-        "--max-tokens",
-        "2000",
-        "a long story",
-    )
+    asked = ("submit", "--client", "short-lived", "--id", "q", "--cancel-on-disconnect")
+    bounds = ("--timeout", "0.5", "--max-tokens", "2000")
+    done = tokenyard("--redis-url", yard["url"], *asked, *bounds, "a long story")
     assert done.returncode == Exit.TIMEOUT, done.stderr
     done = tokenyard("--redis-url", yard["url"], "result", "q", "--client", "short-lived")
     assert done.returncode == Exit.FAILED

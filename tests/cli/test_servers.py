@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.cli.running import write_program
 from tests.support.brokers import required
 from tests.support.servers import free_port
 from tokenyard.process import embedded_broker as broker
@@ -19,10 +20,7 @@ from tokenyard.protocol.errors import BrokerUnavailable, SettingsError
 
 def program(folder: Path, name: str, says: str) -> Path:
     """A program that only prints its version."""
-    path = folder / name
-    path.write_text(f"#!/bin/sh\necho '{says}'\n")
-    path.chmod(0o700)
-    return path
+    return write_program(folder / name, f"echo '{says}'")
 
 
 @pytest.fixture

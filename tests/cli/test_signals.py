@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import SLOW
-from tests.cli.running import Up, said, tokenyard
+from tests.cli.running import StartUp, said, tokenyard
 from tests.support.builders import make_request, random_name
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
@@ -230,22 +230,6 @@ def test_a_departed_worker_can_be_unpaused(quiet: PlayedYard, run: Run) -> None:
     assert run("unpause", "--worker", "gpu-0").stdout == "worker gpu-0: unpaused\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("pause", "--model", "m", "--worker", "w"), "give one of --all, --model and --worker"),
-        (("pause", "--all", "--model", "m"), "give one of --all, --model and --worker"),
-        (("pause", "--mode", "soon"), "--mode"),
-        (("epoch", "-1"), "-1"),
-        (("epoch",), "N"),
-    ],
-)
-def test_wrong_usage_prints_the_reason(run: Run, arguments: tuple[str, ...], reason: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == Exit.USAGE
-    assert reason in done.stderr
-
-
 @pytest.mark.parametrize("command", [("drain",), ("stop", "--all")])
 def test_nobody_ends_all_workers_unasked(
     quiet: PlayedYard, run: Run, command: tuple[str, ...]
@@ -269,12 +253,6 @@ def test_only_workers_in_scope_are_commanded_to_end(quiet: PlayedYard, run: Run)
     assert said(run("drain", "--yes", "--no-wait", "--json"))["workers"] == [other]
     quiet.scripts.retire(other, "left")
     assert run("drain", "--yes").stdout == "all workers: no worker is live\n"
-
-
-def test_a_signal_without_a_broker_is_one_line() -> None:
-    done = tokenyard("--redis-url", "redis://127.0.0.1:1", "pause")
-    assert done.returncode == Exit.UNAVAILABLE
-    assert done.stderr.count("\n") == 1
 
 
 # Running workers
@@ -324,7 +302,7 @@ def test_a_paused_yard_accepts_requests_and_answers_them_later(
 
 @pytest.mark.long
 @pytest.mark.parametrize("verb", ["drain", "stop"])
-def test_up_ends_after_its_workers_have_ended(start_up: Callable[..., Up], verb: str) -> None:
+def test_up_ends_after_its_workers_have_ended(start_up: StartUp, verb: str) -> None:
     """Given a running request, I expect `drain` to finish it and `stop` to hand it back."""
     up = start_up("--slots", "2", env=SLOW)
     url = str(up.wait_ready()["url"])

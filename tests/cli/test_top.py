@@ -5,19 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pty
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from click.testing import Result
 from rich.console import Console
 
-from tests.cli.running import Up, environment, tokenyard
-from tests.support.builders import random_name
+from tests.cli.running import Ask, StartUp, in_terminal, read_until, tokenyard
 from tests.support.servers import Server
 from tests.support.snapshots import make_letter, make_snapshot, make_view_worker
 from tests.support.waiting import eventually
@@ -31,7 +26,6 @@ from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerTotals
 from tokenyard.yard.history import Snapshot, SnapshotHistory
 from tokenyard.yard.line import InLine, TenantLine
 
-Ask = Callable[..., Result]
 PAUSED = DesiredState(run_state="PAUSED", by="kim@north", why="its driver")
 
 
@@ -174,38 +168,13 @@ def test_top_once_prints_one_frame(yard: dict[str, Any]) -> None:
     assert "simulated" in shown.stdout
 
 
-def test_top_once_without_a_leader_is_unavailable(ask: Ask) -> None:
-    shown = ask("--yard", random_name("yard"), "top", "--once", "--interval", "0.1")
-
-    assert shown.exit_code == Exit.UNAVAILABLE
-    assert "none: nothing is dispatched" in shown.stdout
-
-
-def test_top_without_a_terminal_fails_with_a_hint(ask: Ask) -> None:
-    shown = ask("top")
-
-    assert shown.exit_code == Exit.USAGE
-    assert "--once" in shown.stderr
-
-
 @pytest.mark.long
 def test_top_restores_the_screen_on_q(yard: dict[str, Any]) -> None:
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "tokenyard", "--redis-url", yard["url"], "top"]
-    env = environment(TERM="xterm", COLUMNS="80", LINES="24")
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
-        os.close(theirs)
-        try:
-            shown = b""
-            while b"workers ready" not in shown:
-                shown += os.read(ours, 65536)
-            os.write(ours, b"q")
-            while b"\x1b[?1049l" not in shown:
-                shown += os.read(ours, 65536)
-            assert process.wait(30) == Exit.OK
-        finally:
-            process.kill()
-    os.close(ours)
+    with in_terminal("--redis-url", yard["url"], "top", COLUMNS="80", LINES="24") as (process, at):
+        shown = read_until(at, b"workers ready")
+        os.write(at, b"q")
+        read_until(at, b"\x1b[?1049l")
+        assert process.wait(30) == Exit.OK
     assert b"\x1b[?1049h" in shown
 
 
@@ -229,12 +198,8 @@ def test_info_prints_a_block_for_each_look(yard: dict[str, Any]) -> None:
     assert shown.stdout.count("requests/s") == 1
 
 
-def test_a_count_without_an_interval_is_wrong_usage(ask: Ask) -> None:
-    assert ask("info", "--count", "2").exit_code == Exit.USAGE
-
-
 @pytest.mark.long
-def test_tokens_are_counted_once(start_up: Callable[..., Up], invoke: Ask) -> None:
+def test_tokens_are_counted_once(start_up: StartUp, invoke: Ask) -> None:
     """The roster's tallies equal the tokens that clients received."""
     # Given a new yard: workers report once a second, so a shared one may report late
     url = str(start_up("--workers", "2").wait_ready()["url"])
@@ -256,9 +221,7 @@ def test_tokens_are_counted_once(start_up: Callable[..., Up], invoke: Ask) -> No
 
 
 @pytest.mark.long
-def test_the_successor_of_a_dead_worker_shows_its_error(
-    start_up: Callable[..., Up], invoke: Ask
-) -> None:
+def test_the_successor_of_a_dead_worker_shows_its_error(start_up: StartUp, invoke: Ask) -> None:
     url = str(start_up("--workers", "1", "--grace-s", "1").wait_ready()["url"])
 
     def worker() -> dict[str, Any]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import redis
-from click.testing import Result
 
 from coordinator.coordinator import Coordinator
+from tests.cli.running import Ask
 from tests.conftest import SERVERS
 from tests.support.builders import make_request, random_name
 from tests.support.fake_clock import FakeClock
@@ -24,8 +24,6 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
-
-Invoke = Callable[..., Result]
 
 
 @pytest.fixture(params=SERVERS)
@@ -45,7 +43,7 @@ def ailment(request: pytest.FixtureRequest) -> Ailment:
 
 
 @pytest.fixture
-def ask(server: Ailing, ailment: Ailment, invoke: Invoke, fake_clock: FakeClock) -> Invoke:
+def ask(server: Ailing, ailment: Ailment, invoke: Ask, fake_clock: FakeClock) -> Ask:
     """A function that runs a command on the server while it takes no writes."""
     yard = random_name("yard")
     with redis.Redis.from_url(server.url) as connection:
@@ -68,7 +66,7 @@ COMMANDS = (
 )
 
 
-def test_an_unwritable_broker_is_no_missing_leader(ask: Invoke, ailment: Ailment) -> None:
+def test_an_unwritable_broker_is_no_missing_leader(ask: Ask, ailment: Ailment) -> None:
     for words in COMMANDS:
         done = ask(*words)
 
@@ -86,14 +84,14 @@ def test_an_unwritable_broker_is_no_missing_leader(ask: Invoke, ailment: Ailment
 
 
 @pytest.mark.parametrize("ailment", ["disk", "replica"], indirect=True)
-def test_a_command_that_writes_names_the_fault(ask: Invoke, ailment: Ailment) -> None:
+def test_a_command_that_writes_names_the_fault(ask: Ask, ailment: Ailment) -> None:
     done = ask("cancel", "--client", "ann", "q1")
 
     assert done.exit_code == Exit.UNAVAILABLE
     assert f"({CODES[ailment]})" in flat(done.output)
 
 
-def test_the_doctor_reports_an_unwritable_broker(ask: Invoke, ailment: Ailment) -> None:
+def test_the_doctor_reports_an_unwritable_broker(ask: Ask, ailment: Ailment) -> None:
     done = ask("doctor", "--json")
 
     assert done.exit_code == Exit.FAILED, done.output

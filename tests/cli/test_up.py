@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -13,7 +12,7 @@ import pytest
 import redis
 
 from tests.cli.conftest import SLOW
-from tests.cli.running import Up
+from tests.cli.running import StartUp
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.client.sync import Client
@@ -22,8 +21,6 @@ from tokenyard.process.running import running_up
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.snapshot import read_yard
-
-StartUp = Callable[..., Up]
 
 
 def test_up_prints_when_it_is_ready_and_serves(yard: dict[str, Any]) -> None:

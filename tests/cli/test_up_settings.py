@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
-from tests.cli.running import Up
+from tests.cli.running import Ask, StartUp
 from tests.support.schedules import read_decisions
 from tests.support.vllm_versions import write_distribution
-from tokenyard.cli.up import Foreground, up
+from tokenyard.cli.up import up
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
 from tokenyard.client.sync import Client
 from tokenyard.process.program import Exit
 from tokenyard.protocol.settings import WorkerSettings
-
-StartUp = Callable[..., Up]
 
 
 @pytest.mark.long
@@ -49,18 +46,20 @@ class TestVariables:
 
     @pytest.fixture
     def planned(
-        self, invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self,
+        invoke: Ask,
+        plans: list[LocalPlan],
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
     ) -> Callable[..., LocalPlan]:
         """A function that returns the plan of `up`, with vLLM's build for the CPU."""
         write_distribution(tmp_path)
         monkeypatch.syspath_prepend(str(tmp_path))
 
         def plan(*arguments: str, **env: str) -> LocalPlan:
-            plans: list[LocalPlan] = []
-            monkeypatch.setattr(Foreground, "run", lambda this: plans.append(this._plan))
             done = invoke("up", *arguments, env=env)
             assert done.exit_code == Exit.OK, done.output
-            return plans[0]
+            return plans.pop()
 
         return plan
 

@@ -105,28 +105,33 @@ def manifests() -> list[dict[str, Any]]:
     return [one for path in paths for one in yaml.safe_load_all(path.read_text()) if one]
 
 
-def kustomized(folder: Path) -> list[dict[str, Any]]:
-    """All manifests with the component for batches, as kubectl builds them from a copy."""
+def built(folder: Path) -> list[dict[str, Any]]:
+    """All manifests, as `kubectl apply -k` builds them."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed, so kustomization.yaml was not tried")
+    done = subprocess.run(
+        [kubectl, "kustomize", folder], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+def kustomized(folder: Path) -> list[dict[str, Any]]:
+    """All manifests with the component for batches, built from a copy."""
     copy = folder / "deploy"
     shutil.copytree(DEPLOY, copy)
     file = copy / "kustomization.yaml"
     text = file.read_text()
     assert "# components:" in text
     file.write_text(text.replace("# components:", "components:"))
-    done = subprocess.run(
-        [kubectl, "kustomize", copy], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    return built(copy)
 
 
-def from_kubernetes(built: Sequence[dict[str, Any]] = ()) -> list[Launch]:
+def from_kubernetes(given: Sequence[dict[str, Any]] = ()) -> list[Launch]:
     """The containers of all pods."""
     found = []
-    for one in built or manifests():
+    for one in given or manifests():
         if "template" not in one.get("spec", {}):
             continue
         pod = one["spec"]["template"]["spec"]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.deploy.launches import ORIGINS, Launch, compose, from_systemd, manifests
-from tokenyard.protocol.http_settings import BoardSettings
 
 #: What the board of a compose file has in common with a coordinator: the light image, and bounds.
 BOUNDS = (
@@ -54,12 +53,6 @@ def test_only_the_board_logs_in_as_admin(launches: dict[str, Launch]) -> None:
 def test_everybody_needs_a_key(launches: dict[str, Launch]) -> None:
     # Without one everybody who reaches it on loopback would be an admin.
     assert launches["board"].env["TOKENYARD_BOARD_KEYS"] == "required"
-
-
-def test_it_is_killed_only_after_its_grace_period(launches: dict[str, Launch]) -> None:
-    board = launches["board"]
-    default_s = BoardSettings.__dataclass_fields__["grace_s"].default
-    assert board.stop_s >= float(board.env.get("TOKENYARD_BOARD_GRACE_S", default_s)) + 15
 
 
 def test_compose_publishes_it_on_loopback_as_bounded_as_a_coordinator() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import shutil
-import subprocess
 from dataclasses import fields
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 import yaml
 
 from gateway.metrics import OPEN
-from tests.deploy.launches import FILLED, kustomized, manifests
+from tests.deploy.launches import FILLED, built, kustomized, manifests
 from tests.support.absence import imported
 from tests.support.brokers import DEPLOY
 from tokenyard.protocol.gateway_settings import GatewaySettings
@@ -291,27 +289,20 @@ def test_the_settings_of_a_manifest_exist(
 
 
 def test_kustomize_builds_one_namespace() -> None:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("kubectl is not installed, so kustomization.yaml was not tried")
     # If the folder is built as by `kubectl apply -k`,
-    done = subprocess.run(
-        [kubectl, "kustomize", DEPLOY], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    built = {name_of(one): one for one in yaml.safe_load_all(done.stdout)}
+    found = {name_of(one): one for one in built(DEPLOY)}
 
     # I expect all manifests in one namespace, the files of Redis in a mounted map,
-    assert {name_of(one) for one in manifests()} < set(built)
-    namespaced = [one for one in built.values() if one["kind"] != "Namespace"]
+    assert {name_of(one) for one in manifests()} < set(found)
+    namespaced = [one for one in found.values() if one["kind"] != "Namespace"]
     assert {one["metadata"]["namespace"] for one in namespaced} == {"tokenyard"}
-    maps = {tuple(one["data"]): one["metadata"]["name"] for one in built.values()
+    maps = {tuple(one["data"]): one["metadata"]["name"] for one in found.values()
             if one["kind"] == "ConfigMap"}  # fmt: skip
-    pod = built["StatefulSet redis"]["spec"]["template"]["spec"]
+    pod = found["StatefulSet redis"]["spec"]["template"]["spec"]
     mounted = pod["volumes"][0]["configMap"]["name"]
     assert mounted == maps["redis.conf", "start-redis.sh", "users.acl"]
     # the name of the model in another,
-    worker = built["Deployment worker"]["spec"]["template"]["spec"]["containers"][0]
+    worker = found["Deployment worker"]["spec"]["template"]["spec"]["containers"][0]
     named = [one["valueFrom"]["configMapKeyRef"] for one in worker["env"]
              if "configMapKeyRef" in one.get("valueFrom", {})]  # fmt: skip
     assert named == [{"name": maps["MODEL",], "key": "MODEL"}]

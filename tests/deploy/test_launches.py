@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -20,6 +21,7 @@ import pytest
 import redis
 from openai import OpenAI
 
+from tests.batch.running import batch
 from tests.deploy.day import FOR_THE_KEEPER
 from tests.deploy.launches import ORIGINS, Launch, with_batches
 from tests.deploy.rights import denied
@@ -30,6 +32,7 @@ from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.ops.keys import create_key
 from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.yard import Yard
@@ -168,11 +171,10 @@ def batch_job(site: Site) -> None:
     """Submit a batch job as an operator, and wait for its end."""
     source, output = site.folder / "in.jsonl", site.folder / "out.jsonl"
     source.write_text('{"id": "1", "tokens": [1]}\n{"id": "2", "tokens": [2]}\n')
-    front = [sys.executable, "-m", "tokenyard", "--redis-url", site.server.url_of("batch")]
+    place: Any = SimpleNamespace(url=site.server.url_of("batch"), keys=Keys("main"))
 
     def run(*words: object) -> str:
-        command = [*front, "batch", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = batch(place, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -191,14 +193,14 @@ def batch_by_http(site: Site, gateway: Started) -> None:
     url = f"http://127.0.0.1:{gateway.port}/v1"
     with OpenAI(base_url=url, api_key=key, timeout=START_S, max_retries=0) as sdk:
         file = sdk.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
-        batch = sdk.batches.create(
+        job = sdk.batches.create(
             input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
         )
         eventually(
-            lambda: sdk.batches.retrieve(batch.id).status == "completed",
+            lambda: sdk.batches.retrieve(job.id).status == "completed",
             timeout_s=GATEWAY_S, every_s=0.2,
         )  # fmt: skip
-        done = sdk.batches.retrieve(batch.id)
+        done = sdk.batches.retrieve(job.id)
         errors = done.error_file_id and sdk.files.content(done.error_file_id).text
         assert done.output_file_id, errors
         answer = json.loads(sdk.files.content(done.output_file_id).text)
@@ -288,18 +290,22 @@ def test_with_batches_a_yard_of_these_files_runs_them(site_with_batches: Site) -
     assert set(denied(site.server)) <= {"batch: toplevel command client|list"}
 
 
-def test_a_worker_is_killed_only_after_its_grace_period(site: Site) -> None:
-    # SIGKILL must come later than the worker's grace period for its requests.
-    worker = site.launches["worker"]
-    default_s = WorkerSettings.__dataclass_fields__["grace_s"].default
-    grace_s = float(worker.env.get("TOKENYARD_WORKER_GRACE_S", default_s))
-    assert worker.stop_s > grace_s + 20
-
-
-def test_a_gateway_is_killed_only_after_its_grace_period(site: Site) -> None:
-    gateway = site.launches["gateway"]
-    default_s = GatewaySettings.__dataclass_fields__["grace_s"].default
-    assert gateway.stop_s >= float(gateway.env.get("TOKENYARD_GATEWAY_GRACE_S", default_s)) + 15
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize(
+    ("name", "settings", "spare_s"),
+    [
+        ("worker", WorkerSettings, 21),
+        ("gateway", GatewaySettings, 15),
+        ("board", BoardSettings, 15),
+    ],
+)
+def test_a_program_is_killed_only_after_its_grace_period(
+    origin: str, name: str, settings: Any, spare_s: float
+) -> None:
+    (launch,) = (one for one in ORIGINS[origin]() if one.name == name)
+    default_s = settings.__dataclass_fields__["grace_s"].default
+    grace_s = float(launch.env.get(f"TOKENYARD_{name.upper()}_GRACE_S", default_s))
+    assert launch.stop_s >= grace_s + spare_s
 
 
 # A systemd unit is one process; the second coordinator runs on another host.

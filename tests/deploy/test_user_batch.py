@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import redis
 
+from tests.batch import running
 from tests.deploy.day import Day
 from tests.deploy.rights import denied, is_refused
 from tests.support.brokers import GuardedServer
@@ -37,15 +37,13 @@ def day(guarded: GuardedServer) -> Iterator[Day]:
         yield day
 
 
-def command(day: Day, *arguments: object) -> list[str]:
-    front = [sys.executable, "-m", "tokenyard", "--redis-url", day.url("batch")]
-    return [*front, "--yard", day.keys.yard, "batch", *map(str, arguments)]
+def as_batch(day: Day) -> Any:
+    """The yard, as the user `batch` enters it."""
+    return SimpleNamespace(url=day.url("batch"), keys=day.keys)
 
 
 def batch(day: Day, *arguments: object) -> str:
-    done = subprocess.run(
-        command(day, *arguments), capture_output=True, text=True, timeout=RUN_S, check=False
-    )
+    done = running.batch(as_batch(day), *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
 
@@ -76,8 +74,7 @@ def test_batch_jobs_need_only_the_rights_of_their_user(
     batch(day, "results", done)
     batch(day, "logs", done)
     stopped = batch(day, "submit", long, "-o", tmp_path / "b.out.jsonl")
-    with (tmp_path / "log").open("wb") as log:
-        worker = subprocess.Popen(command(day, "worker"), stdout=log, stderr=log)
+    worker = running.start(as_batch(day), tmp_path / "log", "worker")
     eventually(lambda: day.plant.connection.xlen(day.keys.intake("low")), timeout_s=RUN_S)
     batch(day, "cancel", stopped)
     worker.terminate()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -203,33 +203,12 @@ REFUSED: Final[Mapping[str, Case]] = {
 def write_model(folder: Path, style: str | None) -> Path:
     """Write a model without weights; its tokenizer has a token for each byte and loses nothing."""
     vocabulary = {word: at for at, word in enumerate((*_SPECIAL, *byte_letters()))}
-    named: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": at, "content": word, "special": True}
-            | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-            for at, word in enumerate(_SPECIAL)
-        ],
-        "normalizer": None,
-        "pre_tokenizer": _BYTE_LEVEL,
-        # It starts each text with <s>: a prompt tokenized as text would have it twice.
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [
-                {"SpecialToken": {"id": "<s>", "type_id": 0}},
-                {"Sequence": {"id": "A", "type_id": 0}},
-            ],
-            "pair": [
-                {"Sequence": {"id": "A", "type_id": 0}},
-                {"Sequence": {"id": "B", "type_id": 1}},
-            ],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
-        },
-        "decoder": _BYTE_LEVEL,
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
-    }
+    named = tokenizer_json(
+        _SPECIAL,
+        pre_tokenizer=_BYTE_LEVEL,
+        decoder=_BYTE_LEVEL,
+        model={"type": "BPE", "vocab": vocabulary, "merges": []},
+    )
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     if style is not None:
         config["chat_template"] = (TEMPLATES / f"{style}.jinja").read_text(encoding="utf-8")
@@ -250,6 +229,28 @@ def write_model(folder: Path, style: str | None) -> Path:
     for name, value in files.items():
         (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
     return folder
+
+
+def tokenizer_json(special: Sequence[str], **fields: Any) -> dict[str, Any]:
+    """A tokenizer that starts each text with <s>: one tokenized twice would have it twice."""
+    begins = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    unset = dict.fromkeys(("truncation", "padding", "normalizer", "decoder"))
+    return unset | {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": at, "content": word, "special": True}
+            | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            for at, word in enumerate(special)
+        ],
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [begins, first],
+            "pair": [begins, first, second],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+        },
+        **fields,
+    }
 
 
 def byte_letters() -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +14,7 @@ import msgspec
 import pytest
 
 from tests.support.builders import make_assignment, make_request
+from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.wire import Assignment, SamplingParams
 from worker.engines import Engine, Finished, RequestError, TokenDelta
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 MODELS = Path(__file__).parents[2] / "examples" / "arithmetic" / "models"
 PROMPT = [5, 6, 14, 7, 8, 16]  # "12+34=" to the adder
 MAX_STEPS = 2_000
+#: The time-out of a program that a test runs.
+PROGRAM_S = 170.0
 
 
 def spec_of(model: str, path: Path | None = None, **fields: Any) -> ModelSpec:
@@ -121,6 +127,38 @@ def run(engine: Engine, *assignments: Assignment) -> list[Outcome]:
         engine.add(assignment)
     drain(engine, outcomes)
     return [outcomes[assignment.entry] for assignment in assignments]
+
+
+def exit_status(target: Callable[..., None], *arguments: object) -> int | None:
+    """How a new process ends that calls a function."""
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
+    process.start()
+    process.join(120)
+    return process.exitcode
+
+
+def run_program(text: str, folder: Path, *arguments: str, cwd: Path | None = None) -> str:
+    """The output of a program in a process of its own, which must succeed."""
+    program = folder / "program.py"
+    program.write_text(text)
+    ended = subprocess.run(
+        [sys.executable, str(program), *arguments],
+        cwd=cwd or folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PROGRAM_S,
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    return ended.stdout
+
+
+def refused_field(engine: Engine, assignment: Assignment) -> str:
+    """The field for which an engine refuses a request, of which it keeps nothing."""
+    with pytest.raises(InvalidRequest) as refused:
+        engine.add(assignment)
+    assert not engine.has_unfinished
+    return refused.value.field
 
 
 def answers(engine: Engine) -> list[list[int]]:

@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
-from tests.engines.harness import PROMPT, Outcome, ask, drain, greedy, run, without_cache
-from tokenyard.protocol.errors import InvalidRequest
+from tests.engines.harness import (
+    PROMPT,
+    Outcome,
+    ask,
+    drain,
+    greedy,
+    refused_field,
+    run,
+    without_cache,
+)
 from worker.engines import Engine
 
 
@@ -193,11 +201,7 @@ def test_an_aborted_request_of_several_choices_gives_no_more_output(engine: Engi
 
 
 def test_several_choices_need_the_choice_of_each_published_token(engine: Engine) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        engine.add(ask(n=2, stream=True, published=[5]))
-
-    assert refused.value.field == "params.n"
-    assert not engine.has_unfinished
+    assert refused_field(engine, ask(n=2, stream=True, published=[5])) == "params.n"
 
 
 def test_the_progress_of_a_whole_answer_is_told_before_its_end(engine: Engine) -> None:
@@ -319,53 +323,22 @@ def test_a_stop_string_ends_an_answer_and_is_cut_off(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "tokens"),
+    ("field", "given"),
     [
-        ("tokens", []),
-        ("tokens", [5] * 64),
-        ("tokens", [5] * 5_000),
-        ("tokens", [5, 100_000]),
-        ("tokens", [5, -1]),
-        ("tokens", [2**31 - 1]),
+        *(("tokens", {"tokens": one}) for one in ([], [5] * 64, [5] * 5_000, [5, 100_000])),
+        *(("tokens", {"tokens": one}) for one in ([5, -1], [2**31 - 1])),
+        *(("prompt", {"prompt": "1" * length}) for length in (64, 1_000_000)),
+        *(("params.stop_token_ids", {"stop_token_ids": [one]}) for one in (100_000, -1)),
+        *(("params.logit_bias", {"logit_bias": {one: 1.0}}) for one in (100_000, -5)),
+        *(("params.allowed_token_ids", {"allowed_token_ids": one}) for one in ([5, 100_000], [])),
+        ("params.stop", {"prompt": "1+1=", "stop": ["a", ""]}),
     ],
-    ids=["empty", "full", "over-long", "out of vocabulary", "negative", "largest"],
+    ids=lambda value: str(value)[:50],
 )
-def test_a_prompt_that_cannot_run_is_refused(engine: Engine, field: str, tokens: list[int]) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        engine.add(ask(tokens=tokens))
-
-    assert refused.value.field == field
-    assert not engine.has_unfinished
-
-
-def test_an_over_long_text_is_refused(engine: Engine) -> None:
-    for prompt in ("1" * 64, "1" * 1_000_000):
-        with pytest.raises(InvalidRequest) as refused:
-            engine.add(ask(prompt=prompt))
-
-        assert refused.value.field == "prompt"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("stop_token_ids", [100_000]),
-        ("stop_token_ids", [-1]),
-        ("logit_bias", {100_000: 1.0}),
-        ("logit_bias", {-5: 1.0}),
-        ("allowed_token_ids", [5, 100_000]),
-        ("allowed_token_ids", []),
-        ("stop", ["a", ""]),
-    ],
-)
-def test_a_parameter_that_refers_to_nothing_is_refused_by_name(
-    engine: Engine, name: str, value: object
+def test_what_cannot_run_is_refused_by_name(
+    engine: Engine, field: str, given: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        engine.add(ask(prompt="1+1=", **{name: value}))
-
-    assert refused.value.field == f"params.{name}"
-    assert not engine.has_unfinished
+    assert refused_field(engine, ask(**given)) == field
 
 
 def test_an_engine_reports_what_it_serves(engine: Engine, request: pytest.FixtureRequest) -> None:

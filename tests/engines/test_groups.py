@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -129,14 +130,24 @@ def test_every_step_after_a_failed_one_fails(pool: Pool) -> None:
             assert "rank 1 of the group failed: OSError: the disk is full" in first.fault()
 
 
-def test_unsupported_settings_of_a_group_are_refused(pool: Pool) -> None:
+@pytest.mark.parametrize(
+    ("load", "named", "said"),
+    [
+        (ranks.load_with_transfer, {}, "Unsupported: a group of warm processes supports neither"),
+        (ranks.load, {}, "this model takes 1 ranks"),
+        (ranks.load, {"model": "/nowhere", **TENSOR}, "nowhere"),
+    ],
+    ids=["unsupported settings", "a wrong size", "a missing model"],
+)
+def test_a_load_that_is_refused_sends_the_follower_home(
+    pool: Pool, load: Callable[..., None], named: dict[str, Any], said: str
+) -> None:
     first, second = pool.take()
-    leading = pool.invite(second)
 
-    first.ask(ranks.load_with_transfer, leading)
+    first.ask(load, pool.invite(second), **named)
 
-    assert first.fault().startswith("Unsupported: a group of warm processes supports neither")
-    second.answer()
+    assert said in first.fault()
+    second.answer()  # warm again
 
 
 def test_a_late_answer_raises_a_timeout(pool: Pool, tmp_path: Path) -> None:
@@ -150,26 +161,6 @@ def test_a_late_answer_raises_a_timeout(pool: Pool, tmp_path: Path) -> None:
         first.do(ranks.say_word, fifo)
 
         assert first.do(ranks.call, ranks.rank_of) == [0, 1]
-
-
-def test_a_group_of_the_wrong_size_is_refused(pool: Pool) -> None:
-    first, second = pool.take()
-    leading = pool.invite(second)
-
-    first.ask(ranks.load, leading)
-
-    assert "this model takes 1 ranks" in first.fault()
-    second.answer()  # warm again
-
-
-def test_a_missing_model_sends_the_follower_home(pool: Pool) -> None:
-    first, second = pool.take()
-    leading = pool.invite(second)
-
-    first.ask(ranks.load, leading, model="/nowhere", **TENSOR)
-
-    assert "nowhere" in first.fault()
-    second.answer()
 
 
 def test_an_engine_that_fails_after_the_group_has_formed_releases_it(

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.vllm]
+from tests.engines.harness import MODELS, run_program
 
-ROOT = Path(__file__).parents[2]
-MODELS = ROOT / "examples" / "arithmetic" / "models.toml"
+pytestmark = [pytest.mark.vllm]
 
 #: Writes its results to the given file: vLLM prints on stdout.
 PROGRAM = """
@@ -78,17 +74,8 @@ if __name__ == "__main__":
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The results of the program."""
     folder = tmp_path_factory.mktemp("local")
-    program, report = folder / "program.py", folder / "report.json"
-    program.write_text(PROGRAM)
-    ended = subprocess.run(
-        [sys.executable, str(program), str(MODELS), str(report)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110.0,
-    )
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    report = folder / "report.json"
+    run_program(PROGRAM, folder, str(MODELS.parent / "models.toml"), str(report))
     found: dict[str, Any] = json.loads(report.read_text())
     return found
 

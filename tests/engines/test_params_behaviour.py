@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.harness import Outcome, ask, run
-from tokenyard.protocol.errors import InvalidRequest
+from tests.engines.harness import Outcome, ask, refused_field, run
 from tokenyard.protocol.wire import RepetitionDetection, StructuredOutputs
 from worker.engines import Engine
 from worker.engines.vllm.engine import VllmEngine
@@ -155,63 +154,27 @@ def test_a_seed_of_minus_one_is_no_seed(vllm_engine: Engine) -> None:
     assert [outcome.fault for outcome in outcomes] == [None] * 3
 
 
-@pytest.mark.parametrize(
-    ("params", "field"),
-    [
-        ({"logprob_token_ids": [8]}, "logprob_token_ids"),
-        ({"prompt_logprob_token_ids": [[8]]}, "prompt_logprob_token_ids"),
-        ({"prompt_logprob_start": 1}, "prompt_logprob_start"),
-        ({"thinking_token_budget": 3}, "thinking_token_budget"),
-        ({"trace_decode_token_ids": [8]}, "trace_decode_token_ids"),
-        ({"trace_decode_token_ids": [10**9]}, "trace_decode_token_ids"),
-        ({"logprob_token_ids": [10**9]}, "logprob_token_ids"),
-        ({"extra_args": {"a": 2**70}}, "extra_args"),
-        ({"repetition_detection": RepetitionDetection(1, 2, 3)}, "repetition_detection"),
-    ],
-    ids=str,
-)
-def test_parameters_that_this_engine_does_not_support_are_refused_by_name(
-    vllm_engine: Engine, params: dict[str, Any], field: str
-) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        vllm_engine.add(ask(**params))
-
-    assert refused.value.field == f"params.{field}"
-    assert not vllm_engine.has_unfinished
-
-
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
-def test_more_logprobs_than_the_model_allows_are_refused(vllm_engine: Engine, name: str) -> None:
-    assert isinstance(vllm_engine, VllmEngine)
-    model = vllm_engine._open().vllm_config.model_config
-    before, model.max_logprobs = model.max_logprobs, 5
-    try:
-        with pytest.raises(InvalidRequest) as refused:
-            vllm_engine.add(ask(**{name: -1}))
-    finally:
-        model.max_logprobs = before
+def test_more_logprobs_than_the_model_allows_are_refused(
+    vllm_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(vllm_engine._open().vllm_config.model_config, "max_logprobs", 5)
 
-    assert refused.value.field == f"params.{name}"
+    assert refused_field(vllm_engine, ask(**{name: -1})) == f"params.{name}"
 
 
-def _vocabulary(engine: Engine) -> int:
-    return engine.info.vocab_size
-
-
-def test_all_logprobs_are_ranked_by_size(vllm_engine: Engine) -> None:
+def test_all_logprobs_are_ranked_by_size(
+    vllm_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Given an engine that returns the whole vocabulary, I expect the likeliest first."""
-    assert isinstance(vllm_engine, VllmEngine)
-    model = vllm_engine._open().vllm_config.model_config
-    before, model.max_logprobs = model.max_logprobs, -1
-    try:
-        [outcome] = run(vllm_engine, ask(logprobs=-1, prompt_logprobs=-1, **GREEDY))
-    finally:
-        model.max_logprobs = before
+    monkeypatch.setattr(vllm_engine._open().vllm_config.model_config, "max_logprobs", -1)
+
+    [outcome] = run(vllm_engine, ask(logprobs=-1, prompt_logprobs=-1, **GREEDY))
 
     assert outcome.choice.logprobs
     assert outcome.finished.prompt_logprobs
     for one in (*outcome.choice.logprobs, *outcome.finished.prompt_logprobs[1:]):
-        assert len(one["top"]) == _vocabulary(vllm_engine)
+        assert len(one["top"]) == vllm_engine.info.vocab_size
         sizes = [each["logprob"] for each in one["top"]]
         assert sizes == sorted(sizes, reverse=True)
         assert [each["rank"] for each in one["top"]] == list(range(1, len(sizes) + 1))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.chats import tokenizer_json
 from tests.engines.harness import MODELS
 from tests.support.absence import imported
 from worker.engines.prompts import remember_end_token, text_encoder
@@ -26,34 +27,12 @@ def transformers() -> Any:
 
 def write_tokenizer(folder: Path, **fields: Any) -> None:
     """A tokenizer that starts each text with <s>, and recognizes <s> and </s>."""
-    special = [
-        {"id": at, "content": word, "special": True}
-        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        for at, word in enumerate(WORDS[:2])
-    ]
-    begins = {"SpecialToken": {"id": "<s>", "type_id": 0}}
-    text = {"Sequence": {"id": "A", "type_id": 0}}
-    named: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": special,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [begins, text],
-            "pair": [begins, text, text | {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
-        },
-        "decoder": None,
-        "model": {
-            "type": "WordLevel",
-            "vocab": {word: at for at, word in enumerate(WORDS)},
-            "unk_token": "<unk>",
-        },
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(named | fields))
+    vocabulary = {word: at for at, word in enumerate(WORDS)}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
+    named = tokenizer_json(
+        WORDS[:2], pre_tokenizer={"type": "WhitespaceSplit"}, model=model, **fields
+    )
+    (folder / "tokenizer.json").write_text(json.dumps(named))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 

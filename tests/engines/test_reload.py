@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from tests.engines.harness import (
     Outcome,
     answers,
     ask,
-    counter_of_reuse,
     drain,
     greedy,
     run,
@@ -22,7 +21,6 @@ from tests.engines.harness import (
 )
 from tests.engines.llama import write_llama
 from worker.engines import Backend, Engine, TokenDelta, Unsupported
-from worker.engines.vllm.engine import VllmEngine
 from worker.models import AdapterSpec
 
 SUBTRACTOR = str(MODELS / "subtractor")
@@ -89,16 +87,6 @@ def test_a_stream_continues_after_its_tokens_with_other_weights(
     streamed = outcome.streamed()
     assert outcome.tokens[len(shown) :][: len(streamed)] == streamed
     assert len(outcome.tokens) == 12
-
-
-def test_a_sleeping_engine_must_wake_before_a_reload(engine: Engine) -> None:
-    engine.sleep(1)
-
-    with pytest.raises(Unsupported, match="wake it first"):
-        engine.reload(SUBTRACTOR)
-
-    engine.wake()
-    assert engine.info.weights == ""
 
 
 # ------------------------------------------------------------------------------------------- vLLM
@@ -196,20 +184,3 @@ def test_adapters_stay_with_the_new_weights(backend: Backend) -> None:
     assert subtracts(engine, model="adder-subtracts")
     assert run(engine, asked)[0].tokens != with_adapter
     engine.close()
-
-
-@pytest.mark.vllm
-def test_a_reload_clears_the_prefix_cache(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given an engine that reuses the cached blocks of a longer prompt
-    engine = backend.load(spec_of("adder", engine_args={"block_size": 32}))
-    assert isinstance(engine, VllmEngine)
-    reused = counter_of_reuse(engine, monkeypatch)
-
-    found: Sequence[int] = (reused(), reused())
-    engine.reload(SUBTRACTOR)
-    after = reused()
-    engine.close()
-
-    assert (*found, after) == (0, 32, 0)

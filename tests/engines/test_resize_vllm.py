@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import code, page, section
+from tests.engines.harness import MODELS, run_program
 from tests.engines.on_cpu import needs_cpu
 
 pytestmark = [pytest.mark.vllm, needs_cpu]
-
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "examples" / "arithmetic"
-LIMIT_S = 170.0
 
 #: Writes its results to the given file: vLLM prints on stdout.
 PROGRAM = """
@@ -64,24 +59,9 @@ if __name__ == "__main__":
 """
 
 
-def run(program: Path, *arguments: str) -> str:
-    """The output of a program that runs in the folder of the models."""
-    ended = subprocess.run(
-        [sys.executable, str(program), *arguments],
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    return ended.stdout
-
-
 def test_an_engine_grows_and_shrinks_and_stays_right(tmp_path: Path) -> None:
-    program, report = tmp_path / "program.py", tmp_path / "report.json"
-    program.write_text(PROGRAM)
-    run(program, str(report))
+    report = tmp_path / "report.json"
+    run_program(PROGRAM, tmp_path, str(report), cwd=MODELS.parent)
     seen = json.loads(report.read_text())
 
     # I expect right answers at every size and in between,
@@ -99,10 +79,8 @@ def test_an_engine_grows_and_shrinks_and_stays_right(tmp_path: Path) -> None:
 
 def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     [example] = code(section(page("docs/warm-workers.md"), "### Another size"), "python")
-    program = tmp_path / "example.py"
-    program.write_text(example)
 
-    printed = run(program)
+    printed = run_program(example, tmp_path, cwd=MODELS.parent)
 
     lines = [line for line in printed.splitlines() if line.startswith("(0,")]
     assert lines == ["(0,) 46", "(0, 1) 46", "(0,) 46"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.harness import ask, greedy, run
+from tests.engines.harness import ask, exit_status, greedy, run
 from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import RankGroup, Unsupported
@@ -160,13 +159,9 @@ def test_a_follower_notices_the_death_of_its_leader(
     follower = RankGroup(group.address, 1, group.devices)
     attending = followers.submit(SimulatedBackend().attend, follower)
 
-    process = multiprocessing.get_context("spawn").Process(target=_lead_and_die, args=(group,))
-    process.start()
-
+    assert exit_status(_lead_and_die, group) == -signal.SIGKILL
     with pytest.raises(ConnectionError, match="leader"):
         attending.result(WAIT_S)
-    process.join(WAIT_S)
-    assert process.exitcode == -signal.SIGKILL
 
 
 # -------------------------------------------------------------------------------- crash points
@@ -193,11 +188,8 @@ def _live(crash_point: str, address: str) -> None:
 @pytest.mark.parametrize(
     ("crash_point", "status"),
     [
-        *[
-            (place, -signal.SIGKILL)
-            for place in ("warming", "loading:2", "asleep:2", "waking:2", "unloading:2")
-        ],
-        ("attached", -signal.SIGKILL),
+        *((place, -signal.SIGKILL) for place in ("warming", "loading:2", "asleep:2", "waking:2")),
+        *((place, -signal.SIGKILL) for place in ("unloading:2", "attached")),
         ("loading:3", 0),
         ("", 0),
     ],
@@ -205,10 +197,4 @@ def _live(crash_point: str, address: str) -> None:
 def test_a_process_dies_in_each_configured_state(
     crash_point: str, status: int, tmp_path: Path
 ) -> None:
-    process = multiprocessing.get_context("spawn").Process(
-        target=_live, args=(crash_point, str(tmp_path / "group"))
-    )
-    process.start()
-    process.join(WAIT_S)
-
-    assert process.exitcode == status
+    assert exit_status(_live, crash_point, str(tmp_path / "group")) == status

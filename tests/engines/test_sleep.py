@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.engines.harness import answers, counter_of_reuse, greedy, spec_of
+from tests.engines.harness import MODELS, answers, counter_of_reuse, greedy, spec_of
 from tests.engines.llama import write_llama
 from tests.engines.on_cpu import needs_cpu
 from worker.engines import Backend, Engine, Unsupported
@@ -39,14 +40,27 @@ def test_answers_are_the_same_after_a_sleep(engine: Engine, level: int) -> None:
         assert answers(engine) == before
 
 
-def test_a_sleeping_engine_takes_no_request(engine: Engine) -> None:
+@pytest.mark.parametrize(
+    ("ask", "fault", "said"),
+    [
+        (lambda engine: engine.add(greedy()), RuntimeError, "wake it"),
+        (lambda engine: engine.sleep(2), Unsupported, "already"),
+        (lambda engine: engine.reload(str(MODELS / "subtractor")), Unsupported, "wake it first"),
+    ],
+    ids=["a request", "another sleep", "a reload"],
+)
+def test_a_sleeping_engine_must_wake_first(
+    engine: Engine, ask: Callable[[Engine], None], fault: type[Exception], said: str
+) -> None:
     engine.sleep(1)
 
-    with pytest.raises(RuntimeError, match="wake it"):
-        engine.add(greedy())
+    with pytest.raises(fault, match=said):
+        ask(engine)
 
     engine.wake()
+    engine.wake()
     assert answers(engine)
+    assert engine.info.weights == ""
 
 
 def test_a_busy_engine_does_not_sleep(engine: Engine) -> None:
@@ -60,16 +74,6 @@ def test_a_busy_engine_does_not_sleep(engine: Engine) -> None:
 def test_other_sleep_levels_are_refused(engine: Engine, level: int) -> None:
     with pytest.raises(Unsupported, match="level"):
         engine.sleep(level)
-
-
-def test_a_sleeping_engine_does_not_sleep_again(engine: Engine) -> None:
-    engine.sleep(1)
-    with pytest.raises(Unsupported, match="already"):
-        engine.sleep(2)
-
-    engine.wake()
-    engine.wake()
-    assert answers(engine)
 
 
 # ------------------------------------------------------------------------------------------- vLLM
@@ -155,16 +159,20 @@ def test_an_engine_stays_awake_if_its_pages_cannot_be_returned(
 
 
 @pytest.mark.vllm
-def test_a_sleep_clears_the_prefix_cache(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sleep_and_a_reload_clear_the_prefix_cache(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Given an engine that has run a prompt longer than a block
     engine = backend.load(spec_of("adder", engine_args={"block_size": 32}))
     assert isinstance(engine, VllmEngine)
     reused = counter_of_reuse(engine, monkeypatch)
 
-    first, again = reused(), reused()
+    found = [reused(), reused()]
     engine.sleep(1)
     engine.wake()
-    after = reused()
+    found += [reused(), reused()]
+    engine.reload(str(MODELS / "subtractor"))
+    found.append(reused())
     engine.close()
 
-    assert (first, again, after) == (0, 32, 0)
+    assert found == [0, 32, 0, 32, 0]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engines.harness import ask
-from tests.engines.test_vllm_collectors import LETTERS, output
+from tests.engines.test_vllm_collectors import LETTERS, output, take
 from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
 from worker.engines.resume import TextStream
@@ -32,13 +32,6 @@ def several(assignment: Assignment) -> tuple[Branches, list[Branch]]:
         text = TextStream(LETTERS, [0, 1], one.params) if one.params.detokenize else None
         made.append(Branch(branches, index, Continued(one, text)))
     return branches, made
-
-
-def take(branch: Branch, *outputs: Any) -> list[EngineEvent]:
-    events: list[EngineEvent] = []
-    for one in outputs:
-        branch.take(one, events)
-    return events
 
 
 def deltas(events: list[EngineEvent]) -> list[tuple[int, list[int]]]:

@@ -12,6 +12,7 @@ from tests.engines.harness import ask
 from tokenyard.protocol.wire import Assignment, StructuredOutputs
 from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
 from worker.engines.resume import TextStream
+from worker.engines.vllm.branches import Branch
 from worker.engines.vllm.collectors import (
     Continued,
     Diverged,
@@ -56,7 +57,7 @@ def output(
     )
 
 
-def take(answer: OutputCollector, *outputs: Any) -> list[EngineEvent]:
+def take(answer: OutputCollector | Branch, *outputs: Any) -> list[EngineEvent]:
     events: list[EngineEvent] = []
     for one in outputs:
         answer.take(one, events)
@@ -89,26 +90,30 @@ def test_what_is_new_in_the_prefix_cache_is_of_the_prompt(
 
 
 @pytest.mark.parametrize("make", [Whole, Streamed])
-@pytest.mark.parametrize("reason", ["error", "abort"])
-def test_a_request_that_vllm_gives_up_is_a_fault_of_that_request(make: Any, reason: str) -> None:
-    answer = make(asked(ask("7-0")))
+@pytest.mark.parametrize(
+    ("params", "reason", "code", "said"),
+    [
+        ({}, "error", "INFERENCE_ERROR", ""),
+        ({}, "abort", "INFERENCE_ERROR", ""),
+        # No token meets the constraint.
+        (
+            {"structured_outputs": StructuredOutputs(regex="1")},
+            *("error", "INVALID_REQUEST", "params.structured_outputs: "),
+        ),
+    ],
+    ids=["error", "abort", "constraint"],
+)
+def test_a_request_that_vllm_gives_up_is_a_fault_of_that_request(
+    make: Any, params: dict[str, Any], reason: str, code: str, said: str
+) -> None:
+    answer = make(asked(ask("7-0", **params)))
 
     (event,) = take(answer, output(finish_reason=reason))
 
     assert isinstance(event, RequestError)
-    assert (event.key, event.code) == ("7-0", "INFERENCE_ERROR")
+    assert (event.key, event.code) == ("7-0", code)
+    assert event.message.startswith(said)
     assert answer.is_finished
-
-
-@pytest.mark.parametrize("make", [Whole, Streamed])
-def test_a_constraint_that_no_token_meets_is_the_fault_of_its_request(make: Any) -> None:
-    answer = make(asked(ask("7-0", structured_outputs=StructuredOutputs(regex="1"))))
-
-    (event,) = take(answer, output(finish_reason="error"))
-
-    assert isinstance(event, RequestError)
-    assert (event.key, event.code) == ("7-0", "INVALID_REQUEST")
-    assert event.message.startswith("params.structured_outputs: ")
 
 
 def test_a_step_across_the_cut_shows_only_new_tokens() -> None:

@@ -9,9 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.engines.harness import PROMPT, Outcome, ask, drain, greedy, run, without_cache
+from tests.engines.harness import (
+    PROMPT,
+    Outcome,
+    ask,
+    drain,
+    greedy,
+    refused_field,
+    run,
+    without_cache,
+)
 from tests.support.vllm_versions import installed_vllm
-from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.wire import Assignment, StructuredOutputs
 from worker.engines import Engine, TokenDelta
 from worker.engines.vllm.branches import PieceSize, tokens_so_far
@@ -60,10 +68,7 @@ def test_a_chat_continues_after_published_tokens(vllm_engine: Engine) -> None:
 def test_messages_that_the_template_rejects_are_refused(
     vllm_engine: Engine, messages: list[dict[str, Any]]
 ) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        vllm_engine.add(ask(messages=messages))
-
-    assert refused.value.field == "messages"
+    assert refused_field(vllm_engine, ask(messages=messages)) == "messages"
 
 
 @pytest.mark.parametrize("detokenize", [True, False])

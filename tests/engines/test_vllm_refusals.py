@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.engines.harness import Outcome, ask, greedy, run
+from tests.engines.harness import Outcome, ask, greedy, refused_field, run
 from tests.support.vllm_versions import installed_vllm
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.wire import Assignment, StructuredOutputs
+from tokenyard.protocol.wire import Assignment, RepetitionDetection, StructuredOutputs
 from worker.engines import Engine, Finished, RequestError
 from worker.engines.vllm.engine import VllmEngine
 from worker.engines.vllm.grammars import GrammarLimits
@@ -116,6 +116,17 @@ def test_a_grammar_that_takes_forever_holds_nobody_up(
 @pytest.mark.parametrize(
     ("field", "params"),
     [
+        # vLLM's, which this engine does not support
+        ("params.logprob_token_ids", {"logprob_token_ids": [8]}),
+        ("params.logprob_token_ids", {"logprob_token_ids": [10**9]}),
+        ("params.prompt_logprob_token_ids", {"prompt_logprob_token_ids": [[8]]}),
+        ("params.prompt_logprob_start", {"prompt_logprob_start": 1}),
+        ("params.thinking_token_budget", {"thinking_token_budget": 3}),
+        ("params.trace_decode_token_ids", {"trace_decode_token_ids": [8]}),
+        ("params.trace_decode_token_ids", {"trace_decode_token_ids": [10**9]}),
+        ("params.extra_args", {"extra_args": {"a": 2**70}}),
+        ("params.repetition_detection", {"repetition_detection": RepetitionDetection(1, 2, 3)}),
+        # values that vLLM refuses
         ("params.logprobs", {"logprobs": 21}),
         ("params.prompt_logprobs", {"prompt_logprobs": 1_000_000}),
         ("params.n", {"n": 2, "temperature": 0.0}),
@@ -133,14 +144,10 @@ def test_a_grammar_that_takes_forever_holds_nobody_up(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_values_that_vllm_refuses_are_refused_by_name(
+def test_parameters_that_cannot_be_served_are_refused_by_name(
     vllm_engine: Engine, field: str, params: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        vllm_engine.add(ask(**params))
-
-    assert refused.value.field == field
-    assert not vllm_engine.has_unfinished
+    assert refused_field(vllm_engine, ask(**params)) == field
 
 
 @pytest.mark.parametrize(
