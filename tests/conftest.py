@@ -8,7 +8,9 @@ Valkey runs every test; `make test-long` runs them on Redis too.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import inspect
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -116,6 +118,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     begin_test()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine gets a loop of its own: of its fixture `loop_factory`, if any."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    with asyncio.Runner(loop_factory=pyfuncitem.funcargs.get("loop_factory")) as runner:
+        runner.run(pyfuncitem.obj(**arguments))
+    return True
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
