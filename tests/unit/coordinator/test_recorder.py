@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError
 from coordinator.roster import RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.recorder import HistoryRecorder
-from tests.support.builders import make_worker_info
+from tests.support.builders import make_worker_info, stored
 from tests.support.fake_clock import FakeClock
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
@@ -39,11 +39,8 @@ class Bench:
     def _record(self, token: str, fields: dict[str, Any], most: int) -> None:
         if self.refuses:
             raise NoPermissionError("no permission")
-        packed = {
-            name.encode(): value if isinstance(value, bytes) else str(value).encode()
-            for name, value in fields.items()
-        }
-        self.written.append(parse_history(f"{self.roster.broker_time.now_ms:.0f}-0", packed))
+        entry = f"{self.roster.broker_time.now_ms:.0f}-0"
+        self.written.append(parse_history(entry, stored(fields)))
 
     def see(self, load: int = 0, lease_ms: float = LEASE_MS, **workers: WorkerTotals) -> None:
         """Read a roster of these workers."""

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError
+from tests.support.builders import entry_fields
 from tests.unit.gateway.conftest import vllm_params
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.sampling import REFUSED, TAKEN
@@ -65,13 +66,7 @@ def on_the_wire(**given: Any) -> dict[str, Any]:
     from gateway.frontend.params import wire_params
 
     params = wire_params(vllm_params(**given), detokenize=given.get("detokenize", True))
-    fields = request_fields(Request(id="q", tokens=b"\1\0\0\0", params=params))
-    parsed = parse_request(
-        {
-            name.encode(): value if isinstance(value, bytes) else str(value).encode()
-            for name, value in fields.items()
-        }
-    )
+    parsed = parse_request(entry_fields(Request(id="q", tokens=b"\1\0\0\0", params=params)))
     assert isinstance(parsed, Request), parsed
     return {name: getattr(parsed.params, name) for name in TAKEN}
 
