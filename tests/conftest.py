@@ -21,12 +21,13 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
+from tests.support.brokers import required
 from tests.support.builders import random_name
 from tests.support.counting import Counting
 from tests.support.effort import DEFAULT_EXAMPLES
 from tests.support.fake_clock import FakeClock, begin_test, faked
 from tests.support.leftovers import end_leftovers, mark_descendants
-from tests.support.servers import Server, ServerName, find_binary
+from tests.support.servers import Server, ServerName
 from tests.support.zygote import stop_zygote
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
@@ -151,16 +152,6 @@ def no_leftover_processes() -> Iterator[None]:
     assert not leftovers, "processes left behind:\n" + "\n".join(leftovers)
 
 
-def _binary(name: ServerName) -> Path:
-    binary = find_binary(name)
-    if binary is not None:
-        return binary
-    reason = f"{name}-server is not installed, so nothing was tested on {name}"
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say aloud what the skips above hide."""
     if terminalreporter.stats.get("skipped") and find_binary("redis") is None:
@@ -177,7 +168,7 @@ def shared_server(
 
     def get(name: ServerName) -> Server:
         if name not in running:
-            running[name] = Server(name, _binary(name), tmp_path_factory.mktemp(name))
+            running[name] = Server(name, required(name), tmp_path_factory.mktemp(name))
         running[name].start()
         return running[name]
 
@@ -200,7 +191,7 @@ def valkey_broker(
 
     Not the one of `broker`, whose commands some tests count: yards live here for long.
     """
-    server = Server("valkey", _binary("valkey"), tmp_path_factory.mktemp("valkey"))
+    server = Server("valkey", required("valkey"), tmp_path_factory.mktemp("valkey"))
     server.start()
     yield server
     server.stop()
@@ -214,7 +205,7 @@ def new_server(
     started: list[Server] = []
 
     def start(name: ServerName, *, aof: bool = True) -> Server:
-        server = Server(name, _binary(name), tmp_path_factory.mktemp(name), aof=aof)
+        server = Server(name, required(name), tmp_path_factory.mktemp(name), aof=aof)
         started.append(server)
         server.start()
         return server

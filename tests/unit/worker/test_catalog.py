@@ -172,8 +172,6 @@ class TestHostEntry:
 
 
 def test_an_engine_that_would_wait_for_others_is_refused() -> None:
-    settings = WorkerSettings(
-        redis_url="redis://x", model="any", engine_args='{"data_parallel_size": 2}'
-    )
+    given = settings(engine="vllm", model="any", engine_args='{"data_parallel_size": 2}')
     with pytest.raises(SettingsError, match="data_parallel_size: leave it out"):
-        read_catalog(settings)
+        read_catalog(given)

@@ -93,9 +93,7 @@ def test_a_request_that_this_version_cannot_read_is_answered(rig: LoopRig) -> No
     unreadable = Assignment(
         request=assignment.request, entry="1-0", sid="normal/1-0", attempt=1, fault="params: x"
     )
-    rig.loop.inbox.put(Delivery("w.1", [unreadable]))
-
-    rig.turn()
+    rig.say(Delivery("w.1", [unreadable]))
 
     (fault,) = rig.sessions[0].given
     assert isinstance(fault, RequestError)
@@ -131,9 +129,7 @@ class TestCharged:
         rig.engine.made = [5, 6]
         rig.deliver("1-0")
         rig.deliver("2-0")
-        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/q/1"))
-
-        rig.turn()
+        rig.say(Stale("w.1", "1-0", "ann/q/1"))
 
         assert rig.engine.has == ["2-0"]
         assert rig.loop.unfinished == 1
@@ -153,9 +149,7 @@ class TestCharged:
     def test_a_request_that_waits_for_the_end_of_a_pause_has_not_begun(self, rig: LoopRig) -> None:
         rig.loop.inbox.put(PauseEngine("keep"))
         rig.deliver("1-0")
-        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/1"))
-
-        rig.turn()
+        rig.say(Stale("w.1", "1-0", "ann/1"))
 
         assert rig.sessions[0].settled == [Aborted("1-0", "ann/1", None)]
         assert rig.loop.unfinished == 0
@@ -167,8 +161,7 @@ class TestCharged:
         rig.turn()
         rig.engine.has.clear()  # it has ended, and the publisher has not got to it
 
-        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/1"))
-        rig.turn()
+        rig.say(Stale("w.1", "1-0", "ann/1"))
 
         assert rig.sessions[0].settled == []
         assert rig.loop.unfinished == 1
@@ -176,9 +169,7 @@ class TestCharged:
     def test_an_engine_that_cannot_tell_leaves_the_estimate(self, rig: LoopRig) -> None:
         rig.engine.made = None
         rig.deliver("1-0")
-        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/1"))
-
-        rig.turn()
+        rig.say(Stale("w.1", "1-0", "ann/1"))
 
         assert rig.sessions[0].settled == []
         assert rig.engine.has == []
@@ -232,8 +223,7 @@ def test_deadlines_of_ended_requests_are_forgotten(rig: LoopRig) -> None:
 def test_a_lost_lease_ends_the_term(rig: LoopRig) -> None:
     # Given a worker that loses its lease while requests run
     rig.deliver("1-0")
-    rig.loop.inbox.put(LeaseLost("w.1"))
-    rig.turn()
+    rig.say(LeaseLost("w.1"))
 
     # I expect it to drop them, to report the loss once, and to ignore later events
     term = rig.sessions[0]
@@ -256,8 +246,7 @@ def test_a_lost_lease_ends_the_term(rig: LoopRig) -> None:
 
 def test_a_new_name_ends_the_earlier_term(rig: LoopRig) -> None:
     rig.deliver("1-0")
-    rig.loop.inbox.put(Serve("w.2"))
-    rig.turn()
+    rig.say(Serve("w.2"))
 
     assert not rig.engine.has
     assert not rig.sessions[0].running
@@ -267,8 +256,7 @@ def test_a_new_name_ends_the_earlier_term(rig: LoopRig) -> None:
 def test_a_worker_has_drained_once_everything_is_published(rig: LoopRig) -> None:
     # Given a worker that is told to drain in the middle of a request
     rig.deliver("1-0")
-    rig.loop.inbox.put(Drain())
-    rig.turn()
+    rig.say(Drain())
     assert rig.told == []
 
     # I expect one report, when the request is finished and published.
@@ -283,8 +271,7 @@ def test_a_draining_worker_notices_a_publication_quickly(rig: LoopRig) -> None:
     # Given a request whose result is being published, while nothing comes in
     rig.deliver("1-0")
     rig.engine.steps = [[finished("1-0", [1])]]
-    rig.loop.inbox.put(Drain())
-    rig.turn()
+    rig.say(Drain())
     rig.sessions[0].runs["1-0"] = Run(make_assignment(entry="1-0"), 0.0)
     rig.turn()
     assert rig.told == []
@@ -301,8 +288,7 @@ def test_a_draining_worker_notices_a_publication_quickly(rig: LoopRig) -> None:
 
 
 def test_an_idle_worker_has_drained_immediately(rig: LoopRig) -> None:
-    rig.loop.inbox.put(Drain())
-    rig.turn()
+    rig.say(Drain())
 
     assert rig.told == [Drained()]
 
@@ -341,8 +327,7 @@ def test_a_request_for_another_model_is_not_answered(rig: LoopRig) -> None:
 
 def test_a_worker_gives_up_its_lane_before_it_sleeps(rig: LoopRig) -> None:
     rig.deliver("1-0")
-    rig.loop.inbox.put(Sleep(2))
-    rig.turn()
+    rig.say(Sleep(2))
 
     assert not rig.sessions[0].running
     assert rig.engine.changes == [("sleep", 2, [])]
@@ -354,15 +339,11 @@ def test_a_worker_gives_up_its_lane_before_it_sleeps(rig: LoopRig) -> None:
 def test_a_sleep_ends_the_drain(rig: LoopRig) -> None:
     # Given a worker that was put to sleep before everything was published
     rig.deliver("1-0")
-    rig.loop.inbox.put(Drain())
-    rig.turn()
-    rig.loop.inbox.put(Sleep(1))
-    rig.turn()
+    rig.say(Drain())
+    rig.say(Sleep(1))
 
     # If it wakes and serves again
-    rig.loop.inbox.put(Wake())
-    rig.loop.inbox.put(Serve("w.2"))
-    rig.turn()
+    rig.say(Wake(), Serve("w.2"))
 
     # I expect it not to drain any more.
     assert rig.engine.changes == [("sleep", 1, []), ("wake", [])]
@@ -372,8 +353,7 @@ def test_a_sleep_ends_the_drain(rig: LoopRig) -> None:
 
 def test_a_reload_disturbs_no_request(rig: LoopRig) -> None:
     rig.deliver("1-0")
-    rig.loop.inbox.put(ReloadWeights("/step-2"))
-    rig.turn()
+    rig.say(ReloadWeights("/step-2"))
 
     assert rig.sessions[0].running
     assert rig.engine.changes == [("reload", "/step-2", ["1-0"])]
@@ -431,8 +411,7 @@ def test_a_running_request_is_not_started_again(rig: LoopRig) -> None:
     rig.turn()
     run = rig.sessions[0].runs["1-0"]
 
-    rig.loop.inbox.put(Delivery("w.1", [assignment]))
-    rig.turn()
+    rig.say(Delivery("w.1", [assignment]))
 
     assert rig.engine.has == ["1-0"]
     assert rig.sessions[0].runs["1-0"] is run
@@ -447,8 +426,7 @@ def test_other_weights_answer_again(rig: LoopRig) -> None:
     published(rig, ended, reply)
 
     # If the weights change, and then the other one ends
-    rig.loop.inbox.put(ReloadWeights(""))
-    rig.turn()
+    rig.say(ReloadWeights(""))
     rig.results.keep([(begun, Publication(begun.assignment, reply))], time.monotonic())
 
     assert rig.results.find(ended) is None
