@@ -27,7 +27,7 @@ from tests.support.counting import Counting
 from tests.support.effort import DEFAULT_EXAMPLES
 from tests.support.fake_clock import FakeClock, begin_test, faked
 from tests.support.leftovers import end_leftovers, mark_descendants
-from tests.support.servers import Server, ServerName
+from tests.support.servers import Server, ServerName, find_binary
 from tests.support.zygote import stop_zygote
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
