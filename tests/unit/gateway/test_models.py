@@ -12,14 +12,13 @@ import pytest
 
 from gateway import models
 from gateway.announcements import OwnRules
-from gateway.http.errors import GatewayError, of_result
+from gateway.http.errors import GatewayError
 from gateway.listing import ModelList, find_model
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
 from tests.support.fake_clock import FakeClock
 from tests.unit.gateway.test_announcements import host, model
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.replies import ErrorInfo
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState, encode_worker
 
 KEYS = Keys("test")
@@ -313,10 +312,3 @@ async def test_the_list_shows_why_a_model_cannot_be_loaded(rig: Rig) -> None:
     rig.broker.join("b", "warm", controller="b")
     await rig.look()
     assert (await rig.list.one("m", anything))["state"] == "cold"
-
-
-def test_a_model_that_cannot_be_loaded_is_not_unknown() -> None:
-    error = of_result(ErrorInfo("MODEL_UNAVAILABLE", "model: m: no option 'x'"))
-    assert (error.status, error.code) == (503, "MODEL_UNAVAILABLE")
-    assert error.message == "model: m: no option 'x'"
-    assert "retry-after" in error.headers

@@ -40,13 +40,6 @@ class TestCatalog:
         assert list(catalog) == ["adder", "subtractor"]
         assert catalog["adder"] == ModelSpec(name="adder", path="org/adder", pin=1)
 
-    def test_a_file_with_faults_is_refused(self, tmp_path: Path) -> None:
-        file = tmp_path / "models.toml"
-        file.write_text("[models.adder]\n")
-
-        with pytest.raises(SettingsError):
-            read_catalog(settings(models=file))
-
     def test_without_a_file_the_settings_name_one_model(self) -> None:
         catalog = read_catalog(
             settings(

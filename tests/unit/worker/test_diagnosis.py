@@ -44,8 +44,8 @@ SAID: dict[tuple[str, bool, Phase], dict[str, str]] = {
         "DeviceUnusable: this CPU does not have avx2, which": "--device cpu does not help",
     },
     ("vLLM is not installed", True, WARMING): {
-        "ModuleNotFoundError: No module named 'vllm'": pip_install("cli,worker"),
-        "ModuleNotFoundError: No module named 'torch'": "--no-deps -r requirements.txt",
+        "ModuleNotFoundError: No module named 'vllm'": "--no-deps -r requirements.txt",
+        "ModuleNotFoundError: No module named 'torch'": pip_install("cli,worker"),
     },
     ("a Python package is missing", True, WARMING): {
         "ModuleNotFoundError: No module named 'psutil'": "pip install psutil",
