@@ -103,6 +103,10 @@ class Rig:
         self.watch = ModelWatch(cast(Any, queue), cast(Any, self.ends), 1.0, OwnRules())
         self.list = ModelList(self.watch, cast(Any, self.ends))
 
+    async def announce(self, hosts: dict[bytes, bytes]) -> None:
+        self.broker.hosts = hosts
+        await self.look()
+
     async def look(self) -> None:
         await self.watch.look()
         await self.watch.settled()
@@ -114,8 +118,7 @@ def rig() -> Rig:
 
 
 async def test_a_model_is_made_ready_before_anybody_asks(rig: Rig) -> None:
-    rig.broker.hosts = host("a", model(adapters=("lora",)))
-    await rig.look()
+    await rig.announce(host("a", model(adapters=("lora",))))
     await rig.look()
 
     assert [one.name for one in rig.ends.asked] == ["m"], "once"
@@ -127,15 +130,13 @@ async def test_a_model_may_appear_later(rig: Rig) -> None:
     await rig.look()
     assert not rig.watch.profiles
 
-    rig.broker.hosts = host("a", model())
-    await rig.look()
+    await rig.announce(host("a", model()))
 
     assert set(rig.watch.profiles) == {"m"}
 
 
 async def test_new_settings_count_once_they_are_ready(rig: Rig) -> None:
-    rig.broker.hosts = host("a", model())
-    await rig.look()
+    await rig.announce(host("a", model()))
     old = rig.watch.profiles["m"]
     rig.ends.may_finish.clear()
     rig.broker.hosts = host("a", model(max_model_len=5))
@@ -151,8 +152,7 @@ async def test_new_settings_count_once_they_are_ready(rig: Rig) -> None:
 
 async def test_settings_that_are_taken_back_never_count(rig: Rig) -> None:
     first, other = host("a", model()), host("a", model(max_model_len=5))
-    rig.broker.hosts = first
-    await rig.look()
+    await rig.announce(first)
     rig.ends.may_finish.clear()
     for entries in (other, first):
         rig.broker.hosts = entries
@@ -168,13 +168,11 @@ async def test_a_model_outlives_the_loss_of_the_brokers_data_and_is_forgotten_la
     rig: Rig,
     fake_clock: FakeClock,
 ) -> None:
-    rig.broker.hosts = host("a", model())
-    await rig.look()
+    await rig.announce(host("a", model()))
     # Whether workers name its host or not
     fake_clock.advance(86_400)
     await rig.look()
-    rig.broker.hosts = {}
-    await rig.look()
+    await rig.announce({})
     assert set(rig.watch.profiles) == {"m"}
 
     fake_clock.advance(models._FORGET_S + 1)
@@ -183,8 +181,7 @@ async def test_a_model_outlives_the_loss_of_the_brokers_data_and_is_forgotten_la
     assert not rig.watch.profiles
     assert [one.name for one in rig.ends.forgotten] == ["m"]
     # It may come back.
-    rig.broker.hosts = host("a", model())
-    await rig.look()
+    await rig.announce(host("a", model()))
     assert set(rig.watch.profiles) == {"m"}
 
 
@@ -192,8 +189,7 @@ async def test_a_model_that_cannot_be_served_is_complained_of_once_and_tried_aga
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.ends.broken = {"/models/m"}
-    rig.broker.hosts = host("a", model(), model("n"))
-    await rig.look()
+    await rig.announce(host("a", model(), model("n")))
     await rig.look()
     assert [one.name for one in rig.ends.asked] == ["m", "n"]
     assert (await rig.list.one("m", anything))["fault"] == "no /models/m"
@@ -212,11 +208,9 @@ async def test_a_model_whose_new_settings_fail_for_an_unforeseen_reason_is_tried
     rig: Rig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rig.broker.hosts = host("a", model(max_model_len=1))
-    await rig.look()
+    await rig.announce(host("a", model(max_model_len=1)))
     rig.ends.strange = {"/models/m"}
-    rig.broker.hosts = host("a", model(max_model_len=2))
-    await rig.look()
+    await rig.announce(host("a", model(max_model_len=2)))
     assert "fault" in await rig.list.one("m", anything)
 
     rig.ends.strange = set()
@@ -286,8 +280,7 @@ async def test_no_model_is_unknown_before_any_host_has_told_its_models(rig: Rig)
         find_model(rig.watch, {"model": "m"}, anything)
     assert (refused.value.status, "retry-after" in refused.value.headers) == (503, True)
 
-    rig.broker.hosts = host("a", model())
-    await rig.look()
+    await rig.announce(host("a", model()))
     assert find_model(rig.watch, {}, anything).name == "m"
 
 
