@@ -173,3 +173,9 @@ class LoopRig:
         assignment = make_assignment(entry=entry, **values)
         self.loop.inbox.put(Delivery(worker, [assignment]))
         return assignment
+
+    def bring(self, entry: str, worker: str = "w.1", **values: Any) -> Assignment:
+        """Deliver a request, and let the loop turn."""
+        assignment = self.deliver(entry, worker, **values)
+        self.turn()
+        return assignment

@@ -80,9 +80,7 @@ def test_what_is_made_of_whole_answers_is_noted_once_a_second(
 
 def test_a_refused_request_is_answered(rig: LoopRig) -> None:
     rig.engine.refuse = "is too long"
-    rig.deliver("1-0")
-
-    rig.turn()
+    rig.bring("1-0")
 
     fault = RequestError("1-0", Code.INVALID_REQUEST, "prompt: is too long")
     assert rig.sessions[0].given == [fault]
@@ -102,9 +100,7 @@ def test_a_request_that_this_version_cannot_read_is_answered(rig: LoopRig) -> No
 
 
 def test_a_delivery_to_an_earlier_incarnation_is_dropped(rig: LoopRig) -> None:
-    rig.deliver("1-0", worker="w.0")
-
-    rig.turn()
+    rig.bring("1-0", worker="w.0")
 
     assert not rig.engine.has
     assert rig.loop.unfinished == 0
@@ -157,8 +153,7 @@ class TestCharged:
     def test_a_request_whose_end_is_to_be_published_is_left_to_the_publisher(
         self, rig: LoopRig
     ) -> None:
-        rig.deliver("1-0")
-        rig.turn()
+        rig.bring("1-0")
         rig.engine.has.clear()  # it has ended, and the publisher has not got to it
 
         rig.say(Stale("w.1", "1-0", "ann/1"))
@@ -214,8 +209,7 @@ def test_deadlines_of_ended_requests_are_forgotten(rig: LoopRig) -> None:
     late_ms = int(time.time() * 1000) + 3_600_000
     rig.engine.steps = [[finished(f"{n}-0", [1])] for n in range(1, 2 * LEAST_CLEARED)]
     for number in range(1, 2 * LEAST_CLEARED):
-        rig.deliver(f"{number}-0", request=make_request(deadline_ms=late_ms))
-        rig.turn()
+        rig.bring(f"{number}-0", request=make_request(deadline_ms=late_ms))
 
     assert len(rig.loop._deadlines) <= LEAST_CLEARED + 2
 
@@ -231,15 +225,13 @@ def test_a_lost_lease_ends_the_term(rig: LoopRig) -> None:
     assert not term.running
     assert rig.told == [Fenced("w.1")]
     rig.loop.inbox.put(LeaseLost("w.1"))
-    rig.deliver("2-0")
-    rig.turn()
+    rig.bring("2-0")
     assert rig.told == [Fenced("w.1")]
     assert not rig.engine.has
 
     # until it has a new name.
     rig.loop.inbox.put(Serve("w.2"))
-    rig.deliver("1-0", worker="w.2")
-    rig.turn()
+    rig.bring("1-0", worker="w.2")
     assert rig.engine.has == ["1-0"]
     assert rig.sessions[1].running
 
@@ -307,17 +299,13 @@ def test_an_unload_ends_the_loop(rig: LoopRig, command: Stop | Unload, ends: boo
 
 @pytest.mark.parametrize("name", ["", "sim", "lora"])
 def test_requests_may_use_any_name_of_the_model(rig: LoopRig, name: str) -> None:
-    rig.deliver("1-0", request=make_request(model=name))
-
-    rig.turn()
+    rig.bring("1-0", request=make_request(model=name))
 
     assert rig.engine.has == ["1-0"]
 
 
 def test_a_request_for_another_model_is_not_answered(rig: LoopRig) -> None:
-    rig.deliver("1-0", request=make_request(model="other"))
-
-    rig.turn()
+    rig.bring("1-0", request=make_request(model="other"))
 
     # It goes back to the yard, for a worker with that model.
     fault = RequestError("1-0", Code.INFERENCE_ERROR, "other is not served here")
@@ -331,8 +319,7 @@ def test_a_worker_gives_up_its_lane_before_it_sleeps(rig: LoopRig) -> None:
 
     assert not rig.sessions[0].running
     assert rig.engine.changes == [("sleep", 2, [])]
-    rig.deliver("2-0")
-    rig.turn()
+    rig.bring("2-0")
     assert not rig.engine.has
 
 
@@ -362,8 +349,7 @@ def test_a_reload_disturbs_no_request(rig: LoopRig) -> None:
 
 def test_an_invalid_order_ends_nothing(rig: LoopRig) -> None:
     rig.loop.inbox.put(LoadModel(ModelSpec(name="other", path="models/other")))
-    rig.deliver("1-0")
-    rig.turn()
+    rig.bring("1-0")
 
     assert rig.engine.has == ["1-0"]
 
@@ -373,8 +359,7 @@ def test_tries_to_publish_count_as_progress(rig: LoopRig) -> None:
     rig.sessions[0].attempts += 1
     assert rig.loop.progress == before + 1
 
-    rig.deliver("1-0")
-    rig.turn()
+    rig.bring("1-0")
     assert rig.loop.progress == before + 2
 
 
@@ -386,8 +371,7 @@ def published(rig: LoopRig, assignment: Assignment, reply: Reply) -> None:
 
 def test_a_known_result_is_answered_without_the_engine(rig: LoopRig) -> None:
     # Given a request whose result is published, and a later incarnation
-    before = rig.deliver("1-0")
-    rig.turn()
+    before = rig.bring("1-0")
     rig.engine.steps = [[finished("1-0", [5])]]
     rig.turn()
     reply = Reply(id=before.request.id, event="result", seq=0, tokens=b"", status="completed")
@@ -407,8 +391,7 @@ def test_a_known_result_is_answered_without_the_engine(rig: LoopRig) -> None:
 
 def test_a_running_request_is_not_started_again(rig: LoopRig) -> None:
     """Given an entry that comes again, as after an outage."""
-    assignment = rig.deliver("1-0")
-    rig.turn()
+    assignment = rig.bring("1-0")
     run = rig.sessions[0].runs["1-0"]
 
     rig.say(Delivery("w.1", [assignment]))
@@ -419,8 +402,7 @@ def test_a_running_request_is_not_started_again(rig: LoopRig) -> None:
 
 def test_other_weights_answer_again(rig: LoopRig) -> None:
     # Given two requests, of which one has ended and one runs
-    ended, runs = rig.deliver("1-0"), rig.deliver("2-0")
-    rig.turn()
+    ended, runs = rig.deliver("1-0"), rig.bring("2-0")
     begun = rig.sessions[0].runs["2-0"]
     reply = Reply(id=ended.request.id, event="result", seq=0, tokens=b"", status="completed")
     published(rig, ended, reply)

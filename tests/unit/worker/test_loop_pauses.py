@@ -38,8 +38,7 @@ class TestKeep:
     def test_the_engine_does_not_step(self, rig: LoopRig) -> None:
         rig.say(PauseEngine("keep"))
         steps = rig.loop.steps
-        rig.deliver("2-0")
-        rig.turn()
+        rig.bring("2-0")
 
         assert rig.told == [Done(PauseEngine("keep"))]
         assert rig.loop.steps == steps
@@ -55,8 +54,7 @@ class TestKeep:
 
     def test_a_kept_request_may_be_cancelled(self, rig: LoopRig) -> None:
         rig.say(PauseEngine("keep"))
-        rig.deliver("2-0")
-        rig.turn()
+        rig.bring("2-0")
 
         rig.say(Stale("w.1", "2-0"))
         rig.say(UnpauseEngine())
@@ -70,8 +68,7 @@ class TestKeep:
 
     def test_a_waiting_request_gets_the_epoch_in_which_it_begins(self, rig: LoopRig) -> None:
         rig.say(PauseEngine("keep"))
-        rig.deliver("2-0")
-        rig.turn()
+        rig.bring("2-0")
         rig.say(SetEpoch(4), UnpauseEngine())
 
         assert [run.epoch for run in rig.sessions[0].runs.values()] == [None, 4]
@@ -93,8 +90,7 @@ class TestWait:
     def test_requests_that_arrive_meanwhile_are_given_up_at_the_end(self, rig: LoopRig) -> None:
         rig.engine.steps = [[], [finished("1-0", [5])]]
         rig.say(PauseEngine("wait"))
-        rig.deliver("2-0")
-        rig.turn()
+        rig.bring("2-0")
         rig.turn()
 
         assert rig.told == [Done(PauseEngine("wait")), LaneReleased("w.1")]
@@ -104,8 +100,7 @@ class TestWait:
         self, rig: LoopRig
     ) -> None:
         rig.say(PauseEngine("wait"))
-        rig.deliver("2-0")
-        rig.turn()
+        rig.bring("2-0")
         rig.say(UnpauseEngine())
 
         assert rig.told == [Done(UnpauseEngine())]
@@ -141,12 +136,10 @@ class TestAbort:
 
         # Under another name it is paused as before, and continues when it may.
         rig.say(Serve("w.2"))
-        rig.deliver("2-0", "w.2")
-        rig.turn()
+        rig.bring("2-0", "w.2")
         assert rig.told[-1] == LaneReleased("w.2")
         rig.say(Serve("w.3"), UnpauseEngine())
-        rig.deliver("4-0", "w.3")
-        rig.turn()
+        rig.bring("4-0", "w.3")
         assert rig.engine.has == ["4-0"]
 
     def test_kept_requests_may_be_given_up_later(self, rig: LoopRig) -> None:
@@ -174,11 +167,9 @@ def test_each_step_is_published_with_the_epoch(rig: LoopRig) -> None:
 def test_deadlines_apply_during_a_pause(fake_clock: FakeClock, rig: LoopRig) -> None:
     # Given a kept request and one that waits behind it
     late_ms = int((fake_clock.wall() + 3600) * 1000)
-    rig.deliver("2-0", request=make_request(deadline_ms=late_ms))
-    rig.turn()
+    rig.bring("2-0", request=make_request(deadline_ms=late_ms))
     rig.say(PauseEngine("keep"))
-    rig.deliver("3-0", request=make_request(deadline_ms=late_ms))
-    rig.turn()
+    rig.bring("3-0", request=make_request(deadline_ms=late_ms))
 
     # If their deadlines pass
     fake_clock.advance(2 * 3600.0)
