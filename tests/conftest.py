@@ -8,7 +8,9 @@ Valkey runs every test; `make test-long` runs them on Redis too.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import inspect
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
+from tests.support.brokers import required
 from tests.support.builders import random_name
 from tests.support.counting import Counting
 from tests.support.effort import DEFAULT_EXAMPLES
@@ -118,6 +121,17 @@ def pytest_runtest_setup() -> None:
     begin_test()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine gets a loop of its own: of its fixture `loop_factory`, if any."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    with asyncio.Runner(loop_factory=pyfuncitem.funcargs.get("loop_factory")) as runner:
+        runner.run(pyfuncitem.obj(**arguments))
+    return True
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Without vLLM, a run in which every test was skipped is no success."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
@@ -138,16 +152,6 @@ def no_leftover_processes() -> Iterator[None]:
     assert not leftovers, "processes left behind:\n" + "\n".join(leftovers)
 
 
-def _binary(name: ServerName) -> Path:
-    binary = find_binary(name)
-    if binary is not None:
-        return binary
-    reason = f"{name}-server is not installed, so nothing was tested on {name}"
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say aloud what the skips above hide."""
     if terminalreporter.stats.get("skipped") and find_binary("redis") is None:
@@ -164,7 +168,7 @@ def shared_server(
 
     def get(name: ServerName) -> Server:
         if name not in running:
-            running[name] = Server(name, _binary(name), tmp_path_factory.mktemp(name))
+            running[name] = Server(name, required(name), tmp_path_factory.mktemp(name))
         running[name].start()
         return running[name]
 
@@ -187,7 +191,7 @@ def valkey_broker(
 
     Not the one of `broker`, whose commands some tests count: yards live here for long.
     """
-    server = Server("valkey", _binary("valkey"), tmp_path_factory.mktemp("valkey"))
+    server = Server("valkey", required("valkey"), tmp_path_factory.mktemp("valkey"))
     server.start()
     yield server
     server.stop()
@@ -201,7 +205,7 @@ def new_server(
     started: list[Server] = []
 
     def start(name: ServerName, *, aof: bool = True) -> Server:
-        server = Server(name, _binary(name), tmp_path_factory.mktemp(name), aof=aof)
+        server = Server(name, required(name), tmp_path_factory.mktemp(name), aof=aof)
         started.append(server)
         server.start()
         return server

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import runpy
 import shutil
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.absence import lacks
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "docs" / "model"
@@ -60,12 +61,8 @@ needs_spin = [pytest.mark.timeout(LIMIT_S + 60)]
 @pytest.fixture
 def spin() -> None:
     """Spin and a C compiler; their absence is loud, and a failure in CI."""
-    if shutil.which("spin") and shutil.which("gcc"):
-        return
-    reason = "spin or gcc is not installed, so the model of the protocol was not checked"
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
+    if not (shutil.which("spin") and shutil.which("gcc")):
+        lacks("spin or gcc is not installed, so the model of the protocol was not checked")
 
 
 @functools.cache

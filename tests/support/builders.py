@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenyard.protocol.replies import Reply, Status
@@ -43,7 +43,11 @@ def framed(request_id: str | None = None, *, client: str = "framed", **fields: A
 
 def entry_fields(request: Request, **more: bytes) -> dict[bytes, bytes]:
     """A request as a plain entry, the way Redis returns it, and more fields."""
-    fields = request_fields(request) | more
+    return stored(request_fields(request) | more)
+
+
+def stored(fields: Mapping[str, object]) -> dict[bytes, bytes]:
+    """Fields the way Redis returns them."""
     return {
         name.encode(): value if isinstance(value, bytes) else str(value).encode()
         for name, value in fields.items()

@@ -12,8 +12,8 @@ from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.wire import Assignment
-from worker.engines import EngineEvent, EngineInfo, Finished, Memory, TokenDelta
-from worker.messages import Delivery, Serve, ToController
+from worker.engines import Engine, EngineEvent, EngineInfo, Finished, Memory, TokenDelta
+from worker.messages import Delivery, Serve, ToController, ToProcess
 from worker.process.loop import EngineLoop
 from worker.process.outcomes import Aborted, Outcome, Run
 from worker.process.recent_results import RecentResults
@@ -139,8 +139,8 @@ class RecordingQueue(queue.SimpleQueue):
 class LoopRig:
     """An engine loop, its stub sessions, and its messages to the controller."""
 
-    def __init__(self) -> None:
-        self.engine = StubEngine()
+    def __init__(self, engine: Engine | None = None) -> None:
+        self.engine: Any = engine or StubEngine()
         self.sessions: list[StubSession] = []
         self.told: list[ToController] = []
         self.inbox = RecordingQueue()
@@ -154,8 +154,7 @@ class LoopRig:
             self.told.append,
             self.results,
         )
-        self.loop.inbox.put(Serve("w.1"))
-        self.turn()
+        self.say(Serve("w.1"))
 
     def _open_session(self, worker: str) -> StubSession:
         self.sessions.append(StubSession(worker))
@@ -164,7 +163,19 @@ class LoopRig:
     def turn(self) -> None:
         self.loop.run_once()
 
+    def say(self, *messages: ToProcess) -> None:
+        """Put messages into the inbox, and let the loop turn."""
+        for message in messages:
+            self.loop.inbox.put(message)
+        self.turn()
+
     def deliver(self, entry: str, worker: str = "w.1", **values: Any) -> Assignment:
         assignment = make_assignment(entry=entry, **values)
         self.loop.inbox.put(Delivery(worker, [assignment]))
+        return assignment
+
+    def bring(self, entry: str, worker: str = "w.1", **values: Any) -> Assignment:
+        """Deliver a request, and let the loop turn."""
+        assignment = self.deliver(entry, worker, **values)
+        self.turn()
         return assignment

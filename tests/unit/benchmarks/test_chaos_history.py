@@ -35,6 +35,7 @@ from benchmarks.chaos.history import (
 )
 from benchmarks.chaos.record import record
 from benchmarks.chaos.recovery import recoveries
+from tests.support.builders import worker_json
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply, encode_reply
 from tokenyard.protocol.wire import pack_tokens
@@ -285,37 +286,29 @@ def test_a_history_is_read_back_from_its_files(tmp_path) -> None:
     assert list(read_history([path])) == good()
 
 
+def sent(*words: str | bytes) -> list[bytes]:
+    """A command as the broker's monitor shows it."""
+    return [word if isinstance(word, bytes) else word.encode() for word in words]
+
+
 def test_commands_of_the_broker_become_events() -> None:
     keys = Keys("chaos")
     delta = Reply(id=ID, event="delta", seq=0, tokens=pack_tokens(TOKENS[:2]))
     result = Reply(id=ID, event="result", seq=2, tokens=pack_tokens(TOKENS), status="completed")
     packed = [encode_reply(delta), encode_reply(result)]
     frame = b"\xdd" + len(packed).to_bytes(4, "big") + b"".join(packed)
-    flat = [b"id", ID.encode(), b"event", b"delta", b"seq", b"0", b"tokens", delta.tokens]
-    place = [b"MAXLEN", b"=", b"10", b"5000-0"]
-    commands: list[list[bytes]] = [
-        [b"SELECT", b"0"],
-        [
-            b"XADD",
-            keys.intake("low").encode(),
-            b"5000-0",
-            b"id",
-            ID.encode(),
-            b"client",
-            C.encode(),
-        ],
-        [b"XADD", keys.lane("w.1").encode(), b"5000-1", b"id", ID.encode()],
-        [b"XADD", keys.replies(C).encode(), *place, b"frame", frame],
-        [b"XADD", keys.reply("anon", ID).encode(), *place, *flat],
-        [b"XADD", keys.reply("gateway", "1").encode(), *place, b"w", b"1"],
-        [b"XADD", keys.events.encode(), *place, b"event", b"joined"],
-        [
-            b"HSET",
-            keys.workers.encode(),
-            b"w.1",
-            b'{"name":"w","state":"ready","model":"m","pid":7}',
-        ],
-        [b"XADD", b"tokenyard:{other}:intake:low", b"5000-0", b"id", b"another yard's"],
+    flat = ["id", ID, "event", "delta", "seq", "0", "tokens", delta.tokens]
+    place = ["MAXLEN", "=", "10", "5000-0"]
+    commands = [
+        sent("SELECT", "0"),
+        sent("XADD", keys.intake("low"), "5000-0", "id", ID, "client", C),
+        sent("XADD", keys.lane("w.1"), "5000-1", "id", ID),
+        sent("XADD", keys.replies(C), *place, "frame", frame),
+        sent("XADD", keys.reply("anon", ID), *place, *flat),
+        sent("XADD", keys.reply("gateway", "1"), *place, "w", "1"),
+        sent("XADD", keys.events, *place, "event", "joined"),
+        sent("HSET", keys.workers, "w.1", worker_json(pid=7)),
+        sent("XADD", "tokenyard:{other}:intake:low", "5000-0", "id", "another yard's"),
     ]
 
     events = list(record(iter(commands), keys))
@@ -332,16 +325,16 @@ def test_commands_of_the_broker_become_events() -> None:
 
 def test_commands_about_tenants_become_events() -> None:
     keys = Keys("chaos")
-    fields = [b"id", ID.encode(), b"client", C.encode(), b"tenant", b"acme"]
-    ledger = keys.ledger(C, ID).encode()
+    fields = ["id", ID, "client", C, "tenant", "acme"]
+    ledger = keys.ledger(C, ID)
     commands = [
-        [b"XADD", keys.intake("low:acme").encode(), b"5000-0", *fields],
-        [b"XADD", keys.lane("w.1").encode(), b"5000-1", *fields],
-        [b"HSET", ledger, b"state", b"assigned"],
-        [b"HSET", ledger, b"charge", b"9.5 0.5 1 acme a model"],
-        [b"HSET", ledger, b"used", b"4 17"],
-        [b"HINCRBY", keys.tenant("acme").encode(), b"lifted", b"70"],
-        [b"HINCRBY", keys.tenant("acme").encode(), b"running", b"1"],
+        sent("XADD", keys.intake("low:acme"), "5000-0", *fields),
+        sent("XADD", keys.lane("w.1"), "5000-1", *fields),
+        sent("HSET", ledger, "state", "assigned"),
+        sent("HSET", ledger, "charge", "9.5 0.5 1 acme a model"),
+        sent("HSET", ledger, "used", "4 17"),
+        sent("HINCRBY", keys.tenant("acme"), "lifted", "70"),
+        sent("HINCRBY", keys.tenant("acme"), "running", "1"),
     ]
 
     assert list(record(iter(commands), keys)) == [

@@ -32,11 +32,6 @@ def child(tmp_path: Path) -> Iterator[Child]:
     child.stop(lambda: False)
 
 
-LOOP = (
-    "[print(f'2026-01-01 0:00 tokenyard.test: {line.strip()}', flush=True) for line in sys_stdin]"
-)
-
-
 @pytest.fixture
 def say(child: Child, tmp_path: Path) -> Iterator[Say]:
     with (tmp_path / "said").open("w") as pipe:

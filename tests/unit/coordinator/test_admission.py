@@ -108,6 +108,7 @@ def test_a_request_for_an_unknown_model_is_refused(
     [
         ({"crashes": b"99", "suspected": b"9"}, None),
         ({"crashed_alone": b"2", "reason": b"ended by SIGSEGV"}, "POISONED"),
+        ({"lost_alone": b"3", "reason": b"ended by SIGKILL"}, "POISONED"),
         ({"faults": b"3", "reason": b"out of cheese"}, "INFERENCE_ERROR"),
     ],
 )
@@ -119,7 +120,7 @@ def test_a_retry_with_too_many_failures_is_given_up(
     assert isinstance(verdict, Refused) is (code is not None)
     if isinstance(verdict, Refused):
         assert (verdict.code, verdict.is_dead) == (code, True)
-        assert history.get("reason", b"").decode() in verdict.message
+        assert verdict.message.endswith(history["reason"].decode())
 
 
 def test_fields_that_the_system_added_do_not_count_as_bytes_of_a_retry() -> None:
@@ -210,11 +211,12 @@ class TestMostOutput:
         "long": OutputDefaults(max_tokens=500),
         "wide": OutputDefaults(n=3),
         "voice": OutputDefaults(max_tokens=500, n=2),
+        "short": OutputDefaults(max_tokens=5),
     }
 
     def most(self, fields: Mapping[bytes, bytes], only: str = "") -> int:
         known = Models()
-        bases = {"adder": "adder", "long": "long", "wide": "wide", "voice": "long"}
+        bases = {name: name for name in ("adder", "long", "wide", "short")} | {"voice": "long"}
         known.learn(bases, [only] if only else list(bases), self.DEFAULTS)
         admission = Admission(SETTINGS, known)
         queued = admission.admit(Entry("normal", "1-0", fields), NOW_MS)
@@ -254,10 +256,5 @@ class TestMostOutput:
 
     def test_what_does_not_fit_is_left_to_its_worker(self) -> None:
         """Given a bound of the models file below its ``min_tokens``, I expect no error here."""
-        known = Models()
-        known.learn({"short": "short"}, ["short"], {"short": OutputDefaults(max_tokens=5)})
         fields = {b"id": b"q1", b"prompt": b"p", b"params": b'{"min_tokens":9}'}
-        admission = Admission(SETTINGS, known)
-        queued = admission.admit(Entry("normal", "1-0", fields), NOW_MS)
-        assert isinstance(queued, QueuedRequest)
-        assert queued.max_output == 16
+        assert self.most(fields, only="short") == 16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,29 +22,10 @@ NOW_MS = 1_000_000.0
 
 
 def queued(
-    name: str,
-    intake: IntakeClass = "normal",
-    *,
-    model: str = "m",
-    tokens: int = 3,
-    since_ms: float = NOW_MS,
-    suspect: bool = False,
-    deadline_ms: int | None = None,
-    not_before_ms: int = 0,
-    tenant: str = "",
+    name: str, intake: IntakeClass = "normal", *, suspect: bool = False, **fields: Any
 ) -> QueuedRequest:
-    return QueuedRequest(
-        tenant=tenant,
-        intake=intake,
-        entry=name,
-        id=name,
-        deadline_ms=deadline_ms,
-        model=model,
-        tokens=tokens,
-        since_ms=since_ms,
-        not_before_ms=not_before_ms,
-        trial=1 if suspect else None,
-    )
+    known = {"model": "m", "tokens": 3, "since_ms": NOW_MS, "trial": 1 if suspect else None}
+    return QueuedRequest(intake=intake, entry=name, id=name, **(known | fields))
 
 
 def holding(*all_of: QueuedRequest) -> Backlog:
@@ -206,15 +189,7 @@ def test_any_sequence_of_adds_and_removes(items: list, data: st.DataObject) -> N
 
 
 def test_a_queued_request_has_all_that_a_refusal_needs() -> None:
-    light = QueuedRequest(
-        intake="low",
-        entry="1-0",
-        id="r",
-        client="c",
-        reply_to="replies:c",
-        result_ttl_s=9,
-        deadline_ms=7,
-    )
+    light = queued("r", "low", client="c", reply_to="replies:c", result_ttl_s=9, deadline_ms=7)
 
     assert refuse(light, Code.QUEUE_FULL, "full") == Refused(
         "r", "c", "replies:c", Code.QUEUE_FULL, "full", 9

@@ -16,6 +16,7 @@ from coordinator.placement.decide import PendingLoad, Situation, place
 from coordinator.placement.devices import AWAKE, SERVING, Worker
 from coordinator.placement.needs import Demand
 from tests.support.effort import examples
+from tests.support.situations import NOW_MS, WAIT_S
 from tokenyard.protocol.control import Command
 from tokenyard.protocol.worker_info import (
     WORKER_STATES,
@@ -25,8 +26,6 @@ from tokenyard.protocol.worker_info import (
     WorkerState,
 )
 
-NOW_MS = 1_000_000_000.0
-WAIT_S = 30.0
 MODELS = ("a", "b", "c", "pair")
 RANKS = {"pair": 2}
 

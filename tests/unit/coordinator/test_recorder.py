@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError
 from coordinator.roster import RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.recorder import HistoryRecorder
-from tests.support.builders import make_worker_info
+from tests.support.builders import make_worker_info, stored
 from tests.support.fake_clock import FakeClock
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
@@ -39,11 +39,8 @@ class Bench:
     def _record(self, token: str, fields: dict[str, Any], most: int) -> None:
         if self.refuses:
             raise NoPermissionError("no permission")
-        packed = {
-            name.encode(): value if isinstance(value, bytes) else str(value).encode()
-            for name, value in fields.items()
-        }
-        self.written.append(parse_history(f"{self.roster.broker_time.now_ms:.0f}-0", packed))
+        entry = f"{self.roster.broker_time.now_ms:.0f}-0"
+        self.written.append(parse_history(entry, stored(fields)))
 
     def see(self, load: int = 0, lease_ms: float = LEASE_MS, **workers: WorkerTotals) -> None:
         """Read a roster of these workers."""
@@ -65,6 +62,11 @@ class Bench:
             self.wait(0.5)
             self.recorder.run_once(token)
 
+    def watch(self, until_s: float, **seen: Any) -> None:
+        """Turns up to that second, with a roster of these workers."""
+        self.see(**seen)
+        self.run(until_s)
+
 
 @pytest.fixture
 def bench(fake_clock: FakeClock) -> Bench:
@@ -77,11 +79,9 @@ def totals(finished: int, tokens: int = 0, *ttft: int, failed: int = 0) -> Worke
 
 def test_an_entry_has_what_was_added_since_the_one_before(bench: Bench) -> None:
     # Given a worker that had done something before this leader came
-    bench.see(a=totals(100, 5000, 7), load=3)
-    bench.run(0.5)
+    bench.watch(0.5, a=totals(100, 5000, 7), load=3)
     # If it does more, with another
-    bench.see(a=totals(104, 5100, 7, 2), b=totals(1, 10, 1, failed=1), load=3)
-    bench.run(10)
+    bench.watch(10, a=totals(104, 5100, 7, 2), b=totals(1, 10, 1, failed=1), load=3)
 
     # I expect only that,
     [first] = bench.written
@@ -106,21 +106,16 @@ def test_what_was_watched_for_less_than_five_seconds_has_no_entry(bench: Bench) 
 
 
 def test_a_worker_that_left_in_between_counts(bench: Bench) -> None:
-    bench.see(a=totals(1))
-    bench.run(0.5)
-    bench.see(a=totals(5))
-    bench.run(4)
-    bench.see()
-    bench.run(20)
+    bench.watch(0.5, a=totals(1))
+    bench.watch(4, a=totals(5))
+    bench.watch(20)
 
     assert [one.finished for one in bench.written] == [4, 0]
 
 
 def test_a_worker_that_began_again_counts_from_nothing(bench: Bench) -> None:
-    bench.see(a=totals(50, 500, 9))
-    bench.run(0.5)
-    bench.see(a=totals(2, 20, 1))
-    bench.run(10)
+    bench.watch(0.5, a=totals(50, 500, 9))
+    bench.watch(10, a=totals(2, 20, 1))
 
     assert (bench.written[0].finished, bench.written[0].tokens) == (2, 20)
     assert list(bench.written[0].ttft) == [1]
@@ -128,8 +123,7 @@ def test_a_worker_that_began_again_counts_from_nothing(bench: Bench) -> None:
 
 def test_another_term_begins_again(bench: Bench) -> None:
     # Given a leader that has lost the lead for a while in which others counted
-    bench.see(a=totals(10))
-    bench.run(10)
+    bench.watch(10, a=totals(10))
     bench.see(a=totals(500))
     # If it leads again,
     bench.run(20, token="3:ann")
@@ -152,8 +146,7 @@ def test_what_the_coordinator_answers_counts(bench: Bench) -> None:
 
 
 def test_workers_without_a_lease_are_not_counted_as_workers(bench: Bench) -> None:
-    bench.see(a=totals(1), load=2, lease_ms=0)
-    bench.run(10)
+    bench.watch(10, a=totals(1), load=2, lease_ms=0)
 
     assert (bench.written[0].workers, bench.written[0].ready, bench.written[0].running) == (0, 0, 2)
 

@@ -28,8 +28,6 @@ def queued(at: int, intake: IntakeClass = "normal") -> QueuedRequest:
 
 
 def selection(**values: Any) -> Selection:
-    if values.get("deterministic"):
-        values.setdefault("expect_workers", 3)
     return Selection(CoordinatorSettings(redis_url="redis://x", **values))
 
 
@@ -52,35 +50,32 @@ def test_round_robin_has_a_turn_for_each_model() -> None:
 
 
 class TestDeterministic:
-    def test_a_request_waits_for_its_worker(self) -> None:
+    @pytest.fixture
+    def chosen(self) -> Selection:
+        """Begun with three workers, and two of another model."""
+        begun = selection(deterministic=True, expect_workers=3)
+        begun.start_when_complete([*lanes(), *lanes("de", "other")])
+        return begun
+
+    def test_a_request_waits_for_its_worker(self, chosen: Selection) -> None:
         # Given the second of three workers full
-        chosen = selection(deterministic=True)
-        chosen.start_when_complete(lanes())
         full = Lanes(replace(lane, load=4) if lane.name == "b" else lane for lane in lanes())
 
         # I expect its request to wait, the others to have theirs, and the turn to be kept.
         assert give(chosen, [queued(n) for n in range(3)], full) == "a-c"
         assert give(chosen, [queued(1)], lanes()) == "b"
 
-    def test_workers_that_come_and_go_change_no_turn(self) -> None:
-        chosen = selection(deterministic=True)
-        chosen.start_when_complete(lanes("abc"))
-
+    def test_workers_that_come_and_go_change_no_turn(self, chosen: Selection) -> None:
         assert give(chosen, [queued(n) for n in range(3)], lanes("ac")) == "a-c"
         assert give(chosen, [queued(n) for n in range(3, 6)], lanes("abcd")) == "abc"
 
-    def test_classes_and_models_have_turns_of_their_own(self) -> None:
-        chosen = selection(deterministic=True)
-        chosen.start_when_complete([*lanes("abc"), *lanes("de", "other")])
-
+    def test_classes_and_models_have_turns_of_their_own(self, chosen: Selection) -> None:
         assert give(chosen, [queued(0), queued(1)], lanes()) == "ab"
         assert give(chosen, [queued(0, "high")], lanes()) == "a"
         assert give(chosen, [queued(9)], lanes("de", "other")) == "d"
         assert give(chosen, [queued(2)], lanes()) == "c"
 
-    def test_a_duplicate_takes_a_turn(self) -> None:
-        chosen = selection(deterministic=True)
-        chosen.start_when_complete(lanes())
+    def test_a_duplicate_takes_a_turn(self, chosen: Selection) -> None:
         first, second = (QueuedRequest(intake="normal", entry=f"{n}-0", id="twice") for n in (1, 2))
 
         assert give(chosen, [first], lanes()) == "a"
@@ -89,12 +84,9 @@ class TestDeterministic:
         assert give(chosen, [queued(3)], lanes()) == "c"
 
     def test_an_absent_worker_is_logged_once_and_when_it_is_back(
-        self, caplog: pytest.LogCaptureFixture
+        self, chosen: Selection, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO)
-        chosen = selection(deterministic=True)
-        chosen.start_when_complete(lanes("abc"))
-
         assert give(chosen, [queued(n) for n in range(3)], lanes("ac")) == "a-c"
         assert give(chosen, [queued(1)], lanes("ac")) == "-"
         assert caplog.messages == [
@@ -103,10 +95,9 @@ class TestDeterministic:
         assert give(chosen, [queued(1)], lanes("abc")) == "b"
         assert caplog.messages[1:] == ["worker b serves sim again"]
 
-    def test_a_full_worker_is_not_absent(self, caplog: pytest.LogCaptureFixture) -> None:
-        chosen = selection(deterministic=True)
-        chosen.start_when_complete(lanes())
-
+    def test_a_full_worker_is_not_absent(
+        self, chosen: Selection, caplog: pytest.LogCaptureFixture
+    ) -> None:
         assert give(chosen, [queued(0)], lanes(load=4)) == "-"
         assert caplog.messages == []
 

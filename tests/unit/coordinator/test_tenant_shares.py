@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -14,18 +15,10 @@ from coordinator.routing.queued_request import QueuedRequest
 from tokenyard.protocol.tenants import TenantSettings
 
 
-def queued(
-    tenant: str, number: int, *, tokens: int = 10, max_output: int = 20, intake: str = ""
-) -> QueuedRequest:
-    intake = intake or (f"normal:{tenant}" if tenant else "normal")
-    return QueuedRequest(
-        intake=intake,
-        entry=f"{number}-0",
-        id=f"{tenant}{number}",
-        tenant=tenant,
-        tokens=tokens,
-        max_output=max_output,
-    )
+def queued(tenant: str, number: int, **fields: Any) -> QueuedRequest:
+    known = {"intake": f"normal:{tenant}" if tenant else "normal", "tokens": 10, "max_output": 20}
+    name = f"{tenant}{number}"
+    return QueuedRequest(entry=f"{number}-0", id=name, tenant=tenant, **(known | fields))
 
 
 def in_line(first: Mapping[str, float], *, has_more: bool = False) -> TenantShares:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.snapshots import make_letter, make_snapshot, make_view_worker
+from tests.support.snapshots import make_letter, make_view_worker
 from tests.unit.doctor.evidence import HANDSHAKE, KEYS, found, looked, sound
 from tokenyard.doctor import Evidence, Finding, Verdict
 from tokenyard.doctor.evidence import ConsumerGroup, KeySample, LostEntries
@@ -166,7 +166,7 @@ def test_a_tenant_that_hits_a_limit_all_the_time_is_named() -> None:
             refused_lately={"tokens_per_day": count},
             refused_ms={"tokens_per_day": at_ms},
         )
-        return found(looked_at_tenants(one), "tenants")
+        return found(sound(tenants=[one]), "tenants")
 
     [finding] = tenants(1234, 57_000)
     assert finding.verdict == "warning"
@@ -180,19 +180,19 @@ def test_a_tenant_that_hits_a_limit_all_the_time_is_named() -> None:
 
 
 def test_settings_that_cannot_be_read_are_named() -> None:
-    [finding] = found(looked_at_tenants(TenantView(name="ann", is_readable=False)), "tenants")
+    [finding] = found(sound(tenants=[TenantView(name="ann", is_readable=False)]), "tenants")
     assert (finding.verdict, "tenants set ann" in finding.todo) == ("warning", True)
 
 
 def test_where_waiting_does_not_help_the_remedy_is_another_request() -> None:
     one = TenantView(name="ann", refused_lately={"models": 10}, refused_ms={"models": 57_000})
-    [finding] = found(looked_at_tenants(one), "tenants")
+    [finding] = found(sound(tenants=[one]), "tenants")
     assert finding.todo.endswith("ann --models ...), or let its clients ask for what it allows.")
 
 
 def test_many_tenants_at_their_limits_are_counted() -> None:
     many = [TenantView(name=f"t{at}", is_readable=False) for at in range(50)]
-    findings = found(looked_at_tenants(*many), "tenants")
+    findings = found(sound(tenants=many), "tenants")
     assert len(findings) == 6
     assert "50 such problems" in findings[-1].found
 
@@ -201,8 +201,3 @@ def test_tenants_that_our_user_may_not_see_are_unknown() -> None:
     evidence = sound(tenants=None, unseen={"tenants": "NOPERM"})
     [finding] = found(evidence, "tenants")
     assert (finding.verdict, "NOPERM" in finding.found) == ("unknown", True)
-
-
-def looked_at_tenants(*tenants: TenantView) -> Evidence:
-    snapshot = make_snapshot(60_000, (make_view_worker("w.1"),), handshake=HANDSHAKE)
-    return sound(snapshot=snapshot, tenants=tenants)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -48,15 +48,10 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
             sys.modules, "worker.engines.vllm.engine", SimpleNamespace(VllmEngine=make)
         )
         monkeypatch.setattr(vllm_backend, "let_go", let_go)
-        monkeypatch.setattr(vllm_backend, "held_back", _nothing)
+        monkeypatch.setattr(vllm_backend, "held_back", lambda **_: nullcontext())
         return done
 
     return prepare
-
-
-@contextmanager
-def _nothing(**_: Any) -> Iterator[None]:
-    yield
 
 
 @pytest.mark.parametrize(

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from gateway.batches.folder import FolderStorage
 from gateway.batches.storage import Storage
+from gateway.http.board import open_board
 from tests.engines.harness import MODELS
 from tests.support.builders import random_name
 from tests.support.s3 import needs_s3, running_s3
+from tokenyard.protocol.gateway_settings import GatewaySettings
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.tokenizers import TokenizerLike
     from vllm.v1.engine import EngineCoreRequest
+
+NOWHERE = "redis://127.0.0.1:1"
 
 
 def vllm_params(**given: Any) -> SamplingParams:
@@ -36,6 +43,29 @@ def adder_tokenizer() -> TokenizerLike:
     from vllm.tokenizers import get_tokenizer
 
     return get_tokenizer(MODELS / "adder")
+
+
+@asynccontextmanager
+async def lone_gateway(**given: Any) -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
+    """A gateway that nobody connects to a broker, and a client of its own."""
+    adder_tokenizer()  # sets vLLM's environment first
+    from gateway.app import Gateway
+    from gateway.frontend.models import FrontEnds
+    from gateway.models import ModelWatch
+    from gateway.queue.yard import YardQueue
+
+    settings = GatewaySettings(redis_url=NOWHERE, **given)
+    queue = YardQueue(NOWHERE, "nowhere")
+    front_ends = FrontEnds(queue)
+    watch = ModelWatch(queue, front_ends, settings.refresh_s)
+    board = open_board(settings)
+    health: Any = SimpleNamespace(lost="")
+    app: Any = Gateway(settings, queue, front_ends, watch, health, None, board)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield app, client
+    if board is not None:
+        board.close()
 
 
 def core_request(params: SamplingParams, prompt: list[int]) -> EngineCoreRequest:

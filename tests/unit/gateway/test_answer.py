@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError, of_result
+from gateway.http.open_answer import HINT
 from gateway.http.sse import KEEP_ALIVE, Answer
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import ErrorInfo
@@ -46,10 +46,6 @@ class Connection:
         return dict(self.head["headers"])
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
-
-
 def answer(
     connection: Connection,
     *,
@@ -69,138 +65,112 @@ def head() -> Any:
     return {**STREAM, "headers": list(STREAM["headers"])}  # type: ignore[arg-type]
 
 
-def test_the_head_of_a_stream_waits_for_the_queue() -> None:
-    async def scenario() -> None:
-        connection = Connection()
-        one = answer(connection)
-        await one.send(head())
-        await one.send(body(b"data: 1\n\n"))
-        await asyncio.sleep(0)
-        assert not connection.head
-        one._context.ticket.accept()
-        await connection.changed.wait()
-        await one.send(body(b"data: [DONE]\n\n", more=False))
-        assert connection.head["status"] == 200
-        assert connection.headers[b"x-request-id"] == NAME.encode()
-        assert connection.is_over
-        expected = f"id: {NAME}:1\ndata: 1\n\nid: {NAME}:2\ndata: [DONE]\n\n"
-        assert connection.body == expected.encode()
-
-    run(scenario())
+async def test_the_head_of_a_stream_waits_for_the_queue() -> None:
+    connection = Connection()
+    one = answer(connection)
+    await one.send(head())
+    await one.send(body(b"data: 1\n\n"))
+    await asyncio.sleep(0)
+    assert not connection.head
+    one._context.ticket.accept()
+    await connection.changed.wait()
+    await one.send(body(b"data: [DONE]\n\n", more=False))
+    assert connection.head["status"] == 200
+    assert connection.headers[b"x-request-id"] == NAME.encode()
+    assert connection.is_over
+    expected = f"id: {NAME}:1\ndata: 1\n\nid: {NAME}:2\ndata: [DONE]\n\n"
+    assert connection.body == expected.encode()
 
 
-def test_the_head_does_not_wait_for_the_first_event() -> None:
-    async def scenario() -> None:
-        connection = Connection()
-        one = answer(connection)
-        await one.send(head())
-        one._context.ticket.accept()
-        await connection.changed.wait()
-        assert connection.head["status"] == 200
-        one.close()
-
-    run(scenario())
+async def test_the_head_does_not_wait_for_the_first_event() -> None:
+    connection = Connection()
+    one = answer(connection)
+    await one.send(head())
+    one._context.ticket.accept()
+    await connection.changed.wait()
+    assert connection.head["status"] == 200
+    one.close()
 
 
-def test_a_refusal_by_the_queue_takes_the_place_of_a_stream() -> None:
-    async def scenario() -> None:
-        connection = Connection()
-        one = answer(connection)
-        await one.send(head())
-        await one.send(body(b"event: response.created\ndata: {}\n\n"))
-        one._context.ticket.fail(FULL)
-        await one.send(body(b"data: error\n\n", more=False))
-        assert one.is_replaced
-        assert connection.head["status"] == 429
-        assert connection.headers[b"retry-after"] == b"3"
-        assert connection.headers[b"retry-after-ms"] == b"2500"
-        assert connection.headers[b"x-should-retry"] == b"true"
-        assert json.loads(connection.body)["error"]["message"] == "the queue is full"
-        assert connection.is_over
-
-    run(scenario())
+async def test_a_refusal_by_the_queue_takes_the_place_of_a_stream() -> None:
+    connection = Connection()
+    one = answer(connection)
+    await one.send(head())
+    await one.send(body(b"event: response.created\ndata: {}\n\n"))
+    one._context.ticket.fail(FULL)
+    await one.send(body(b"data: error\n\n", more=False))
+    assert one.is_replaced
+    assert connection.head["status"] == 429
+    assert connection.headers[b"retry-after"] == b"3"
+    assert connection.headers[b"retry-after-ms"] == b"2500"
+    assert connection.headers[b"x-should-retry"] == b"true"
+    assert json.loads(connection.body)["error"]["message"] == "the queue is full"
+    assert connection.is_over
 
 
-def test_a_refusal_takes_the_place_of_whatever_status_the_app_gives_it() -> None:
-    async def scenario() -> None:
-        connection = Connection()
-        one = answer(connection)
-        one._context.ticket.fail(FULL)
-        await one.send({"type": "http.response.start", "status": 500, "headers": []})
-        await one.send(body(b"Internal Server Error", more=False))
-        assert connection.head["status"] == 429
-        assert b"Internal" not in connection.body
-
-    run(scenario())
+async def test_a_refusal_takes_the_place_of_whatever_status_the_app_gives_it() -> None:
+    connection = Connection()
+    one = answer(connection)
+    one._context.ticket.fail(FULL)
+    await one.send({"type": "http.response.start", "status": 500, "headers": []})
+    await one.send(body(b"Internal Server Error", more=False))
+    assert connection.head["status"] == 429
+    assert b"Internal" not in connection.body
 
 
-def test_an_error_of_the_app_without_a_submission_is_passed_on() -> None:
-    async def scenario() -> None:
-        connection = Connection()
-        one = answer(connection)
-        await one.send({"type": "http.response.start", "status": 400, "headers": []})
-        await one.send(body(b"no", more=False))
-        assert (connection.head["status"], connection.body) == (400, b"no")
-
-    run(scenario())
+async def test_an_error_of_the_app_without_a_submission_is_passed_on() -> None:
+    connection = Connection()
+    one = answer(connection)
+    await one.send({"type": "http.response.start", "status": 400, "headers": []})
+    await one.send(body(b"no", more=False))
+    assert (connection.head["status"], connection.body) == (400, b"no")
 
 
-def test_a_stream_that_ends_without_a_submission_is_passed_on() -> None:
-    async def scenario() -> None:
-        connection = Connection()
-        one = answer(connection)
-        await one.send(head())
-        await one.send(body(b"data: broken parser\n\n"))
-        await one.send(body(b"", more=False))
-        assert connection.head["status"] == 200
-        assert b"broken parser" in connection.body
-        assert connection.is_over
-
-    run(scenario())
+async def test_a_stream_that_ends_without_a_submission_is_passed_on() -> None:
+    connection = Connection()
+    one = answer(connection)
+    await one.send(head())
+    await one.send(body(b"data: broken parser\n\n"))
+    await one.send(body(b"", more=False))
+    assert connection.head["status"] == 200
+    assert b"broken parser" in connection.body
+    assert connection.is_over
 
 
 @pytest.mark.parametrize("after", range(4))
-def test_events_that_the_client_has_are_left_out(after: int) -> None:
-    async def scenario() -> None:
-        whole, rest = Connection(), Connection()
-        for connection, skipped in ((whole, 0), (rest, after)):
-            one = answer(connection, after=skipped)
-            one._context.ticket.accept()
-            await one.send(head())
-            await one.send(body(b"data: 1\n\nda"))
-            await one.send(body(b"ta: 2\n"))
-            await one.send(body(b"\ndata: 3\n\n", more=False))
-        known = b"".join(f"id: {NAME}:{n}\ndata: {n}\n\n".encode() for n in range(1, after + 1))
-        assert known + rest.body == whole.body
-        assert whole.body.count(b"id: ") == 3
-
-    run(scenario())
-
-
-def test_a_silent_stream_gets_comments_that_are_not_counted() -> None:
-    async def scenario() -> None:
-        connection = Connection()
-        one = answer(connection, keep_alive_s=0.01)
+async def test_events_that_the_client_has_are_left_out(after: int) -> None:
+    whole, rest = Connection(), Connection()
+    for connection, skipped in ((whole, 0), (rest, after)):
+        one = answer(connection, after=skipped)
         one._context.ticket.accept()
         await one.send(head())
-        while connection.body.count(KEEP_ALIVE) < 2:
-            connection.changed.clear()
-            await connection.changed.wait()
-        await one.send(body(b"data: 1\n\n", more=False))
-        assert connection.body.endswith(f"id: {NAME}:1\ndata: 1\n\n".encode())
+        await one.send(body(b"data: 1\n\nda"))
+        await one.send(body(b"ta: 2\n"))
+        await one.send(body(b"\ndata: 3\n\n", more=False))
+    known = b"".join(f"id: {NAME}:{n}\ndata: {n}\n\n".encode() for n in range(1, after + 1))
+    assert known + rest.body == whole.body
+    assert whole.body.count(b"id: ") == 3
 
-    run(scenario())
+
+async def test_a_silent_stream_gets_comments_that_are_not_counted() -> None:
+    connection = Connection()
+    one = answer(connection, keep_alive_s=0.01)
+    one._context.ticket.accept()
+    await one.send(head())
+    while connection.body.count(KEEP_ALIVE) < 2:
+        connection.changed.clear()
+        await connection.changed.wait()
+    await one.send(body(b"data: 1\n\n", more=False))
+    assert connection.body.endswith(f"id: {NAME}:1\ndata: 1\n\n".encode())
 
 
 @pytest.mark.long
-def test_the_sdks_see_no_event_in_a_comment() -> None:
-    decoders = [
-        pytest.importorskip(f"{name}._streaming").SSEDecoder() for name in ("openai", "anthropic")
-    ]
+@pytest.mark.parametrize("sdk", ["openai", "anthropic"])
+def test_the_sdks_see_no_event_in_a_comment_or_a_hint(sdk: str) -> None:
+    decoder = pytest.importorskip(f"{sdk}._streaming").SSEDecoder()
     event = b"id: %s:1\ndata: {}\n\n" % NAME.encode()
-    for decoder in decoders:
-        seen = decoder.iter_bytes(iter([event, KEEP_ALIVE, KEEP_ALIVE, event]))
-        assert [one.data for one in seen] == ["{}", "{}"]
+    seen = decoder.iter_bytes(iter([event, KEEP_ALIVE, KEEP_ALIVE, event, HINT % 1000]))
+    assert [one.data for one in seen] == ["{}", "{}"]
 
 
 @pytest.mark.parametrize(
@@ -211,29 +181,26 @@ def test_the_sdks_see_no_event_in_a_comment() -> None:
     ],
     ids=["of-the-queue", "of-the-front-end"],
 )
-def test_an_error_inside_a_stream_of_messages_has_anthropics_form(
+async def test_an_error_inside_a_stream_of_messages_has_anthropics_form(
     of_queue: GatewayError | None, status: str, message: str
 ) -> None:
-    async def scenario() -> None:
-        connection = Connection()
-        one = answer(connection, path="/v1/messages")
-        await one.send(head())
-        one._context.ticket.accept()
-        await one.send(body(b"event: message_start\ndata: {}\n\n"))
-        one._context.ticket.error = of_queue
-        theirs = {"type": "error", "error": {"type": "internal_error", "message": "no valid JSON"}}
-        event = b"event: error\ndata: %s\n\n" % json.dumps(theirs).encode()
-        await one.send(body(event, more=False))
-        *_, last = connection.body.decode().rstrip().split("\n\n")
-        name, kind, data = last.split("\n")
-        assert (name, kind) == (f"id: {NAME}:2", "event: error")
-        assert json.loads(data.removeprefix("data: ")) == {
-            "type": "error",
-            "error": {"type": status, "message": message},
-            "request_id": NAME,
-        }
-
-    run(scenario())
+    connection = Connection()
+    one = answer(connection, path="/v1/messages")
+    await one.send(head())
+    one._context.ticket.accept()
+    await one.send(body(b"event: message_start\ndata: {}\n\n"))
+    one._context.ticket.error = of_queue
+    theirs = {"type": "error", "error": {"type": "internal_error", "message": "no valid JSON"}}
+    event = b"event: error\ndata: %s\n\n" % json.dumps(theirs).encode()
+    await one.send(body(event, more=False))
+    *_, last = connection.body.decode().rstrip().split("\n\n")
+    name, kind, data = last.split("\n")
+    assert (name, kind) == (f"id: {NAME}:2", "event: error")
+    assert json.loads(data.removeprefix("data: ")) == {
+        "type": "error",
+        "error": {"type": status, "message": message},
+        "request_id": NAME,
+    }
 
 
 @pytest.mark.parametrize(

@@ -67,43 +67,39 @@ def test_what_stands_in_a_text_is_no_value(text: str) -> None:
     assert parse_body(json.dumps({"a": text, "b": [text]}).encode()) == {"a": text, "b": [text]}
 
 
-def test_only_so_many_bytes_may_be_unfinished() -> None:
+async def test_only_so_many_bytes_may_be_unfinished() -> None:
     settings = GatewaySettings(redis_url="redis://127.0.0.1:1", max_unfinished_bytes=80)
     bodies = Bodies(settings)
+    waits = asyncio.Event()
 
-    async def read() -> None:
-        waits = asyncio.Event()
+    def slow(size: int, more: int = 1) -> Any:
+        messages = [{"type": "http.request", "body": b" " * size, "more_body": bool(more)}]
 
-        def slow(size: int, more: int = 1) -> Any:
-            messages = [{"type": "http.request", "body": b" " * size, "more_body": bool(more)}]
+        async def receive() -> Message:
+            if not messages:
+                await waits.wait()
+                return {"type": "http.request", "body": b"", "more_body": False}
+            return messages.pop()
 
-            async def receive() -> Message:
-                if not messages:
-                    await waits.wait()
-                    return {"type": "http.request", "body": b"", "more_body": False}
-                return messages.pop()
+        return receive
 
-            return receive
+    async def refusal(client: str) -> int:
+        with pytest.raises(GatewayError) as refused:
+            await bodies.read(slow(1), client)
+        return refused.value.status
 
-        async def refusal(client: str) -> int:
-            with pytest.raises(GatewayError) as refused:
-                await bodies.read(slow(1), client)
-            return refused.value.status
-
-        names = ["a", "b", "c", "d"]
-        first = [asyncio.create_task(bodies.read(slow(20), name)) for name in names]
-        await asyncio.sleep(0)
-        assert await refusal("a") == 429  # has its quarter
-        assert await refusal("e") == 503  # all together
-        assert await bodies.read(slow(1, more=0), "e") == b" "  # whole at once
-        waits.set()
-        assert [len(body) for body in await asyncio.gather(*first)] == [20] * 4
-        assert len(await bodies.read(slow(20), "a")) == 20
-
-    asyncio.run(read())
+    names = ["a", "b", "c", "d"]
+    first = [asyncio.create_task(bodies.read(slow(20), name)) for name in names]
+    await asyncio.sleep(0)
+    assert await refusal("a") == 429  # has its quarter
+    assert await refusal("e") == 503  # all together
+    assert await bodies.read(slow(1, more=0), "e") == b" "  # whole at once
+    waits.set()
+    assert [len(body) for body in await asyncio.gather(*first)] == [20] * 4
+    assert len(await bodies.read(slow(20), "a")) == 20
 
 
-def test_large_bodies_of_a_client_are_parsed_one_after_the_other(
+async def test_large_bodies_of_a_client_are_parsed_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun: queue.Queue[bytes] = queue.Queue()
@@ -117,17 +113,14 @@ def test_large_bodies_of_a_client_are_parsed_one_after_the_other(
         running[raw] -= 1
         return {}
 
-    async def run() -> None:
-        bodies = Bodies(GatewaySettings(redis_url="redis://127.0.0.1:1"))
-        names = ["a", "a", "b"]
-        asked = [asyncio.create_task(bodies.parse(one.encode() * 20_000, one)) for one in names]
-        found = [await asyncio.to_thread(begun.get, timeout=30) for _ in range(2)]
-        assert len({*found}) == 2
-        may_end.set()
-        await asyncio.gather(*asked)
-
     monkeypatch.setattr("gateway.http.incoming.parse_body", parse)
-    asyncio.run(run())
+    bodies = Bodies(GatewaySettings(redis_url="redis://127.0.0.1:1"))
+    names = ["a", "a", "b"]
+    asked = [asyncio.create_task(bodies.parse(one.encode() * 20_000, one)) for one in names]
+    found = [await asyncio.to_thread(begun.get, timeout=30) for _ in range(2)]
+    assert len({*found}) == 2
+    may_end.set()
+    await asyncio.gather(*asked)
     assert {*most.values()} == {1}
     assert begun.qsize() == 1
 
@@ -144,7 +137,9 @@ def test_no_beam_search_is_no_fault(body: dict[str, Any]) -> None:
     refuse_beam_search(body)
 
 
-def test_a_request_that_cannot_be_written_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_cannot_be_written_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def accept(
         connection: Any, url: str, before: Any, calls: list[Any]
     ) -> list[list[Acceptance]]:
@@ -153,15 +148,10 @@ def test_a_request_that_cannot_be_written_fails_alone(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(module, "call_behind", accept)
     nothing: Any = None
-
-    async def main() -> list[Any]:
-        submitter = BurstSubmitter(nothing, "", Keys("yard"))
-        asked = [make_request(), make_request(metadata={"a": "\ud800"}), make_request()]
-        given = [submitter.submit(one, "normal", refuse_late=False) for one in asked]
-        async with asyncio.timeout(5.0):
-            return await asyncio.gather(*given, return_exceptions=True)
-
-    first, bad, last = asyncio.run(main())
+    submitter = BurstSubmitter(nothing, "", Keys("yard"))
+    asked = [make_request(), make_request(metadata={"a": "\ud800"}), make_request()]
+    given = [submitter.submit(one, "normal", refuse_late=False) for one in asked]
+    first, bad, last = await asyncio.gather(*given, return_exceptions=True)
 
     assert first.code is last.code is Submitted.ACCEPTED
     assert isinstance(bad, ValueError)
@@ -171,7 +161,7 @@ def test_a_request_that_cannot_be_written_fails_alone(monkeypatch: pytest.Monkey
     ("status", "was_asked", "expected"),
     [(500, False, 400), (500, True, 500), (200, False, 200), (404, False, 404)],
 )
-def test_a_500_before_the_queue_is_asked_is_the_bodys_fault(
+async def test_a_500_before_the_queue_is_asked_is_the_bodys_fault(
     status: int, was_asked: bool, expected: int
 ) -> None:
     sent: list[Message] = []
@@ -179,13 +169,11 @@ def test_a_500_before_the_queue_is_asked_is_the_bodys_fault(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    async def main() -> bool:
-        errors = BodyErrors(send, "/v1/completions", lambda: was_asked)
-        text = json.dumps({"error": {"message": "no attribute"}}).encode()
-        await errors.send({"type": "http.response.start", "status": status, "headers": []})
-        await errors.send({"type": "http.response.body", "body": text})
-        return errors.is_replaced
+    errors = BodyErrors(send, "/v1/completions", lambda: was_asked)
+    text = json.dumps({"error": {"message": "no attribute"}}).encode()
+    await errors.send({"type": "http.response.start", "status": status, "headers": []})
+    await errors.send({"type": "http.response.body", "body": text})
 
-    assert asyncio.run(main()) is (status != expected)
+    assert errors.is_replaced is (status != expected)
     assert sent[0]["status"] == expected
     assert "no attribute" in json.loads(sent[1]["body"])["error"]["message"]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -30,6 +30,11 @@ class HeldLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self.now
+
+
+@pytest.fixture(autouse=True)
+def loop_factory() -> type[HeldLoop]:
+    return HeldLoop
 
 
 def held_loop() -> HeldLoop:
@@ -115,9 +120,6 @@ class WatchedConnection(GatewayConnection):
         return app
 
 
-Test = Callable[[App, int], Awaitable[None]]
-
-
 @contextlib.asynccontextmanager
 async def served(**settings: Any) -> AsyncIterator[tuple[App, int]]:
     app = App()
@@ -137,15 +139,6 @@ async def served(**settings: Any) -> AsyncIterator[tuple[App, int]]:
         while not running.done():
             await pass_time(0.1)
         await running
-
-
-def run(test: Test, **settings: Any) -> None:
-    async def scenario() -> None:
-        async with served(**settings) as (app, port):
-            await test(app, port)
-
-    with asyncio.Runner(loop_factory=HeldLoop) as runner:
-        runner.run(scenario())
 
 
 async def said(app: App, port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
@@ -185,14 +178,12 @@ def silence(seconds: float) -> list[bytes]:
     return [b""] * round(seconds / PAUSE_S)
 
 
-def test_who_was_answered_before_the_end_of_the_body_gets_no_second_answer() -> None:
-    async def test(app: App, port: int) -> None:
+async def test_who_was_answered_before_the_end_of_the_body_gets_no_second_answer() -> None:
+    async with served(receive_s=2.0) as (app, port):
         parts = b"PUT" + post(100).removeprefix(b"POST"), b"half", *silence(2.0)
         answer = await said(app, port, *parts, pause_s=PAUSE_S)
         assert answer.startswith(b"HTTP/1.1 200"), answer
         assert answer.count(b"HTTP/1.1 ") == 1, answer
-
-    run(test, receive_s=2.0)
 
 
 async def is_answered(app: App, port: int) -> None:
@@ -201,8 +192,9 @@ async def is_answered(app: App, port: int) -> None:
     assert b"\r\n5\r\n" in answer
 
 
-def test_a_whole_request_is_answered() -> None:
-    run(is_answered)
+async def test_a_whole_request_is_answered() -> None:
+    async with served() as (app, port):
+        await is_answered(app, port)
 
 
 @pytest.mark.parametrize(
@@ -214,49 +206,41 @@ def test_a_whole_request_is_answered() -> None:
         b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MAX_HEAD_BYTES // 6),
     ],
 )
-def test_a_head_that_is_too_large_is_refused(head: bytes) -> None:
-    async def test(app: App, port: int) -> None:
+async def test_a_head_that_is_too_large_is_refused(head: bytes) -> None:
+    async with served() as (app, port):
         answer = await said(app, port, head)
         assert answer.startswith(b"HTTP/1.1 431"), answer[:200]
         assert b'"error"' in answer
         assert not app.is_over.is_set()
 
-    run(test)
-
 
 @pytest.mark.parametrize("parts", [[post(100), *[b"x"] * 100], [bytes([one]) for one in post(0)]])
-def test_a_request_that_comes_byte_by_byte_is_refused(parts: list[bytes]) -> None:
-    async def test(app: App, port: int) -> None:
+async def test_a_request_that_comes_byte_by_byte_is_refused(parts: list[bytes]) -> None:
+    async with served(receive_s=0.3) as (app, port):
         answer = await said(app, port, *parts, pause_s=0.02)
         assert answer.startswith(b"HTTP/1.1 408"), answer
 
-    run(test, receive_s=0.3)
 
-
-def test_a_slow_request_for_a_message_is_refused_in_anthropics_form() -> None:
-    async def test(app: App, port: int) -> None:
+async def test_a_slow_request_for_a_message_is_refused_in_anthropics_form() -> None:
+    async with served(receive_s=0.3) as (app, port):
         ask = post(100).replace(b"POST / ", b"POST /v1/messages?beta=true ")
         answer = await said(app, port, ask, *[b"x"] * 100, pause_s=0.02)
         head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408"), head
         assert json.loads(body)["type"] == "error"
 
-    run(test, receive_s=0.3)
 
-
-def test_a_large_request_may_take_longer() -> None:
-    async def test(app: App, port: int) -> None:
+async def test_a_large_request_may_take_longer() -> None:
+    async with served(receive_s=0.2) as (app, port):
         # Twenty seconds' worth
         part = b"x" * BYTES_PER_S
         first = post(20 * len(part), b"connection: close") + part
         answer = await said(app, port, first, 10 * part, 9 * part, pause_s=1.0)
         assert answer.startswith(b"HTTP/1.1 200"), answer
 
-    run(test, receive_s=0.2)
 
-
-def test_an_idle_connection_is_closed() -> None:
-    async def test(app: App, port: int) -> None:
+async def test_an_idle_connection_is_closed() -> None:
+    async with served(receive_s=2.0, idle_s=1) as (app, port):
         assert await said(app, port, *silence(2.1), pause_s=PAUSE_S) == b""
         answer = await said(app, port, b"\r\n", *silence(2.1), pause_s=PAUSE_S)
         assert answer.startswith(b"HTTP/1.1 408")
@@ -264,11 +248,9 @@ def test_an_idle_connection_is_closed() -> None:
         answer = await said(app, port, post(0), *silence(1.1), pause_s=PAUSE_S)
         assert answer.startswith(b"HTTP/1.1 200")
 
-    run(test, receive_s=2.0, idle_s=1)
 
-
-def test_who_reads_nothing_costs_little_and_is_cut_off() -> None:
-    async def test(app: App, port: int) -> None:
+async def test_who_reads_nothing_costs_little_and_is_cut_off() -> None:
+    async with served(send_s=2.0) as (app, port):
         # Given a client that asks for an endless stream, and reads none of it
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -291,5 +273,3 @@ def test_who_reads_nothing_costs_little_and_is_cut_off() -> None:
         # The app hears of it a few turns later.
         assert app.cut_at - app.full_at == pytest.approx(2.0, abs=5 * PAUSE_S)
         writer.close()
-
-    run(test, send_s=2.0)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
@@ -17,6 +17,7 @@ from gateway.http.incoming import inner_scope, replay
 from gateway.profile import ModelProfile
 from tests.engines.harness import MODELS
 from tests.unit.gateway.conftest import adder_tokenizer
+from tokenyard.protocol.wire import Request
 
 pytestmark = pytest.mark.vllm
 
@@ -38,20 +39,33 @@ def _tag(count: int) -> str:
 
 
 class Queue:
-    """Refuses what is asked of it when so much is, and keeps in which thread that was."""
+    """Refuses what is asked of it when so much is, and keeps it and in which thread that was."""
 
-    def __init__(self, count: int) -> None:
-        self.asked: list[threading.Thread] = []
+    def __init__(self, count: int = 1) -> None:
+        self.asked: list[Request] = []
+        self.threads: list[threading.Thread] = []
         self.count = count
         self.all_asked = asyncio.Event()
 
-    async def ask(self, *_: Any) -> AsyncGenerator[Any, None]:
-        self.asked.append(threading.current_thread())
+    async def ask(self, request: Request, *_: Any) -> AsyncGenerator[Any, None]:
+        self.asked.append(request)
+        self.threads.append(threading.current_thread())
         if len(self.asked) == self.count:
             self.all_asked.set()
         await asyncio.wait_for(self.all_asked.wait(), 30)
         raise unavailable("the queue was asked")
         yield
+
+
+async def front_end(queue: Queue, model: ModelProfile | None = None) -> Any:
+    """vLLM's app before a queue, with one model: by default the smallest example."""
+    adder_tokenizer()  # sets vLLM's environment first
+    from gateway.frontend.models import STATE, FrontEnds
+
+    front_ends = FrontEnds(cast(Any, queue))
+    state = await front_ends.state_of(model or ModelProfile("adder", str(MODELS / "adder")))
+    STATE.set(state)
+    return front_ends.app
 
 
 async def answer(app: Any, path: str, body: Any) -> tuple[int, str]:
@@ -72,21 +86,12 @@ async def answer(app: Any, path: str, body: Any) -> tuple[int, str]:
     return messages[0]["status"], b"".join(one.get("body", b"") for one in messages).decode()
 
 
-def ask(path: str, body: dict[str, Any], count: int = 1) -> tuple[int, str, Queue]:
+async def ask(path: str, body: dict[str, Any], count: int = 1) -> tuple[int, str, Queue]:
     """Status and body of the last of so many equal requests at a time, and what was asked."""
-    adder_tokenizer()  # sets vLLM's environment first
-    from gateway.frontend.models import STATE, FrontEnds
-
-    queue: Any = Queue(count)
-
-    async def run() -> tuple[int, str]:
-        front_ends = FrontEnds(queue)
-        STATE.set(await front_ends.state_of(ModelProfile("adder", str(MODELS / "adder"))))
-        asked = (answer(front_ends.app, path, {"model": "adder"} | body) for _ in range(count))
-        return (await asyncio.gather(*asked))[-1]
-
-    status, text = asyncio.run(run())
-    return status, text, queue
+    queue = Queue(count)
+    app = await front_end(queue)
+    asked = (answer(app, path, {"model": "adder"} | body) for _ in range(count))
+    return *(await asyncio.gather(*asked))[-1], queue
 
 
 @pytest.mark.parametrize(
@@ -101,25 +106,25 @@ def ask(path: str, body: dict[str, Any], count: int = 1) -> tuple[int, str, Queu
         (CHAT, {"messages": [], "vllm_xargs": {str(n): {} for n in range(2000)}}),
     ],
 )
-def test_a_list_is_validated_up_to_its_first_fault(path: str, body: dict[str, Any]) -> None:
-    status, text, queue = ask(path, body)
+async def test_a_list_is_validated_up_to_its_first_fault(path: str, body: dict[str, Any]) -> None:
+    status, text, queue = await ask(path, body)
     assert status == 400
     assert int(json.loads(text)["error"]["message"].split()[0]) < 500  # errors
     assert not queue.asked
 
 
 @pytest.mark.parametrize("count", [1, 200])
-def test_the_queue_is_asked_from_the_first_loop(count: int) -> None:
+async def test_the_queue_is_asked_from_the_first_loop(count: int) -> None:
     chat = [{"role": "user", "content": [{"type": "text", "text": "1"}]}] * count
-    _, text, queue = ask(CHAT, {"messages": chat, "max_completion_tokens": 1})
+    _, text, queue = await ask(CHAT, {"messages": chat, "max_completion_tokens": 1})
     assert "the queue was asked" in text
-    assert queue.asked == [threading.current_thread()]
+    assert queue.threads == [threading.current_thread()]
 
 
-def test_a_client_waits_for_its_large_bodies_but_not_for_their_answers() -> None:
+async def test_a_client_waits_for_its_large_bodies_but_not_for_their_answers() -> None:
     chat = [{"role": "user", "content": "1"}] * 200
     count = 40
-    _, text, queue = ask(CHAT, {"messages": chat, "max_completion_tokens": 1}, count)
+    _, text, queue = await ask(CHAT, {"messages": chat, "max_completion_tokens": 1}, count)
     assert "the queue was asked" in text
     assert len(queue.asked) == count
 
@@ -134,7 +139,7 @@ def test_a_client_waits_for_its_large_bodies_but_not_for_their_answers() -> None
     ],
     ids=["schema", "choice", "regex", "tag"],
 )
-def test_a_large_constraint_is_refused_before_it_is_read(
+async def test_a_large_constraint_is_refused_before_it_is_read(
     constraint: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adder_tokenizer()
@@ -142,30 +147,30 @@ def test_a_large_constraint_is_refused_before_it_is_read(
 
     monkeypatch.setattr(backend, "validate_xgrammar_grammar", lambda _: pytest.fail("it is read"))
     body = {"messages": [{"role": "user", "content": "1"}], "max_completion_tokens": 1}
-    _, text, queue = ask(CHAT, body | constraint)
+    _, text, queue = await ask(CHAT, body | constraint)
     (name,) = constraint
     assert f"{name}: the constraint has " in text
     assert "at most 131072 are taken (max_grammar_bytes)" in text
     assert not queue.asked
 
 
-def test_a_large_constraint_that_vllm_makes_itself_is_refused() -> None:
+async def test_a_large_constraint_that_vllm_makes_itself_is_refused() -> None:
     adder_tokenizer()
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.structured_output import backend_xgrammar as backend
 
-    ask(CHAT, {"messages": []})
+    await ask(CHAT, {"messages": []})
     params = SamplingParams(structured_outputs=StructuredOutputsParams(structural_tag=_tag(2000)))
     with pytest.raises(GatewayError, match="at most 131072 are taken"):
         backend.validate_xgrammar_grammar(params)
 
 
-def test_what_vllm_makes_of_a_body_is_validated_item_by_item() -> None:
+async def test_what_vllm_makes_of_a_body_is_validated_item_by_item() -> None:
     adder_tokenizer()
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-    ask(CHAT, {"messages": []})
+    await ask(CHAT, {"messages": []})
     wrong: Any = [{"role": 1}] * 2000
     with pytest.raises(ValidationError) as raised:
         ChatCompletionRequest(messages=wrong)
@@ -184,9 +189,9 @@ def test_what_vllm_makes_of_a_body_is_validated_item_by_item() -> None:
     ],
     ids=["rules", "pattern", "regex"],
 )
-def test_no_grammar_ends_the_process(constraint: dict[str, Any], why: str) -> None:
+async def test_no_grammar_ends_the_process(constraint: dict[str, Any], why: str) -> None:
     chat = {"messages": [{"role": "user", "content": "1"}], "max_completion_tokens": 1}
-    _, text, queue = ask(CHAT, chat | {"structured_outputs": constraint})
+    _, text, queue = await ask(CHAT, chat | {"structured_outputs": constraint})
     assert (why or "the queue was asked") in text
     assert bool(queue.asked) is not bool(why)
 
@@ -203,7 +208,7 @@ def test_what_a_template_shows_as_json_is_the_same_in_any_thread() -> None:
     assert there == [_Json.dumps(value, **options)] == [json.dumps(value, **options)]
 
 
-def test_a_large_body_is_rendered_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_body_is_rendered_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     adder_tokenizer()
     from vllm.renderers.hf import HfRenderer
 
@@ -216,5 +221,5 @@ def test_a_large_body_is_rendered_aside(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(HfRenderer, "render_messages_async", watched)
     for count in (1, 200):
-        ask(CHAT, {"messages": [{"role": "user", "content": "1"}] * count})
+        await ask(CHAT, {"messages": [{"role": "user", "content": "1"}] * count})
     assert seen == [threading.current_thread().name, "side-loop"]

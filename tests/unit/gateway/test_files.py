@@ -102,6 +102,14 @@ class Asker:
     def upload(self, content: bytes = b"{}\n", name: str = "in.jsonl", **form: str) -> Heard:
         return self.ask(upload(content, name, **form))
 
+    def batch(self, principal: Principal = ALICE, **change: Any) -> Heard:
+        """Ask for a batch of a new file of Alice's, but for some fields."""
+        right = {"endpoint": "/v1/completions", "completion_window": "24h"}
+        if "input_file_id" not in change:
+            right["input_file_id"] = self.upload().json["id"]
+        request = httpx.Request("POST", f"{URL}/v1/batches", json=right | change)
+        return self.ask(request, principal)
+
     def stored(self) -> list[str]:
         """The names of all objects of Alice's."""
         return sorted(self.storage.names("tenant-alice/"))
@@ -249,12 +257,7 @@ def test_another_tenant_finds_nothing(asker: Asker) -> None:
 
 
 def test_another_tenant_cannot_use_a_file_in_a_batch(asker: Asker) -> None:
-    body = {
-        "input_file_id": asker.upload().json["id"],
-        "endpoint": "/v1/completions",
-        "completion_window": "24h",
-    }
-    heard = asker.ask(httpx.Request("POST", f"{URL}/v1/batches", json=body), BOB)
+    heard = asker.batch(BOB)
 
     assert (heard.status, heard.json["error"]["param"]) == (404, "input_file_id")
 
@@ -356,12 +359,7 @@ def test_a_broken_form_is_refused(asker: Asker, body: bytes) -> None:
 def test_a_wrong_batch_is_refused_by_its_field(
     asker: Asker, change: dict[str, Any], param: str
 ) -> None:
-    right = {
-        "input_file_id": asker.upload().json["id"],
-        "endpoint": "/v1/completions",
-        "completion_window": "24h",
-    }
-    heard = asker.ask(httpx.Request("POST", f"{URL}/v1/batches", json=right | change))
+    heard = asker.batch(**change)
 
     assert heard.status == (404 if "etc" in str(change) else 400)
     assert heard.json["error"]["param"] == param
@@ -412,10 +410,8 @@ def test_a_tenant_has_so_many_files(storage: Storage) -> None:
     assert asker.stored() == before
     assert asker.ask(upload(), BOB).status == 200
     # A batch needs room for two,
-    batch = {"endpoint": "/v1/completions", "completion_window": "24h"}
-    asked = httpx.Request("POST", f"{URL}/v1/batches", json=batch | {"input_file_id": made[0]})
     assert asker.ask(httpx.Request("DELETE", f"{URL}/v1/files/{made[1]}")).status == 200
-    assert over_quota(asker.ask(asked))
+    assert over_quota(asker.batch(input_file_id=made[0]))
     # and an upload for one.
     assert asker.upload().status == 200
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.http.errors import GatewayError, unavailable
+from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
 from tests.engines.harness import MODELS
 from tests.unit.gateway.conftest import adder_tokenizer, vllm_params
-from tests.unit.gateway.test_door import CHAT, answer
+from tests.unit.gateway.test_door import CHAT, Queue, answer, front_end
 
 pytestmark = pytest.mark.vllm
 
@@ -56,36 +55,17 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-class Queue:
-    """Refuses what is asked of it, and counts."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    async def ask(self, *_: Any) -> AsyncGenerator[Any, None]:
-        self.asked += 1
-        raise unavailable("the queue was asked")
-        yield
-
-
-def answers(
+async def answers(
     model: Path, bodies: Mapping[str, tuple[str, dict[str, Any]]]
 ) -> tuple[dict[str, tuple[int, str]], int]:
     """Status and text of each answer of a front end, and how often the queue was asked."""
-    adder_tokenizer()  # sets vLLM's environment first
-    from gateway.frontend.models import STATE, FrontEnds
-
-    queue: Any = Queue()
-
-    async def run() -> dict[str, tuple[int, str]]:
-        front_ends = FrontEnds(queue)
-        STATE.set(await front_ends.state_of(ModelProfile("adder", str(model))))
-        return {
-            name: await answer(front_ends.app, path, {"model": "adder"} | body)
-            for name, (path, body) in bodies.items()
-        }
-
-    return asyncio.run(run()), queue.asked
+    queue = Queue()
+    app = await front_end(queue, ModelProfile("adder", str(model)))
+    found = {
+        name: await answer(app, path, {"model": "adder"} | body)
+        for name, (path, body) in bodies.items()
+    }
+    return found, len(queue.asked)
 
 
 def check_refused(found: Mapping[str, tuple[int, str]]) -> None:
@@ -94,8 +74,8 @@ def check_refused(found: Mapping[str, tuple[int, str]]) -> None:
         assert "models here take text only" in text, name
 
 
-def test_media_are_refused() -> None:
-    found, asked = answers(MODELS / "adder", BODIES)
+async def test_media_are_refused() -> None:
+    found, asked = await answers(MODELS / "adder", BODIES)
     check_refused(found)
     assert not asked
 
@@ -137,7 +117,9 @@ def vision_model(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_model_of_vision_fetches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_of_vision_fetches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     adder_tokenizer()  # sets vLLM's environment first
     from vllm.multimodal.media import MediaConnector
 
@@ -150,8 +132,8 @@ def test_a_model_of_vision_fetches_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(MediaConnector, "load_from_url", fetch)
     monkeypatch.setattr(MediaConnector, "load_from_url_async", fetch)
     vision_model(tmp_path)
-    found, asked = answers(tmp_path, BODIES)
+    found, asked = await answers(tmp_path, BODIES)
     check_refused(found)
     assert (fetched, asked) == ([], 0)
-    found, asked = answers(tmp_path, {"text": (CHAT, said(TEXT) | {"max_tokens": 5})})
+    found, asked = await answers(tmp_path, {"text": (CHAT, said(TEXT) | {"max_tokens": 5})})
     assert asked, found

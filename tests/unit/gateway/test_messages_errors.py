@@ -73,17 +73,14 @@ def test_an_error_of_the_gateway_keeps_its_headers() -> None:
     assert json.loads(connection.body)["error"]["message"] == "the queue is full"
 
 
-def test_an_answer_is_named_and_left_alone() -> None:
-    async def scenario() -> None:
-        connection = Connection()
-        one = MessagesAnswer(connection.send)
-        await one.send(head())
-        await one.send(body(b"event: error\n\n"))
-        await one.send(body(b"", more=False))
-        assert len(connection.headers[b"request-id"]) == 32
-        assert connection.body == b"event: error\n\n"
-
-    asyncio.run(scenario())
+async def test_an_answer_is_named_and_left_alone() -> None:
+    connection = Connection()
+    one = MessagesAnswer(connection.send)
+    await one.send(head())
+    await one.send(body(b"event: error\n\n"))
+    await one.send(body(b"", more=False))
+    assert len(connection.headers[b"request-id"]) == 32
+    assert connection.body == b"event: error\n\n"
 
 
 def test_the_paths_of_anthropics_api() -> None:

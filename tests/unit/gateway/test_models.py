@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,14 +12,13 @@ import pytest
 
 from gateway import models
 from gateway.announcements import OwnRules
-from gateway.http.errors import GatewayError, of_result
+from gateway.http.errors import GatewayError
 from gateway.listing import ModelList, find_model
 from gateway.models import ModelWatch
 from gateway.profile import ModelProfile
 from tests.support.fake_clock import FakeClock
 from tests.unit.gateway.test_announcements import host, model
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.replies import ErrorInfo
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState, encode_worker
 
 KEYS = Keys("test")
@@ -105,203 +103,165 @@ class Rig:
         self.watch = ModelWatch(cast(Any, queue), cast(Any, self.ends), 1.0, OwnRules())
         self.list = ModelList(self.watch, cast(Any, self.ends))
 
+    async def announce(self, hosts: dict[bytes, bytes]) -> None:
+        self.broker.hosts = hosts
+        await self.look()
+
     async def look(self) -> None:
         await self.watch.look()
         await self.watch.settled()
 
 
-Test = Callable[[Rig], Coroutine[Any, Any, None]]
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
 
 
-def play(test: Test) -> None:
-    async def run() -> None:
-        await test(Rig())
+async def test_a_model_is_made_ready_before_anybody_asks(rig: Rig) -> None:
+    await rig.announce(host("a", model(adapters=("lora",))))
+    await rig.look()
 
-    asyncio.run(run())
-
-
-def test_a_model_is_made_ready_before_anybody_asks() -> None:
-    async def test(rig: Rig) -> None:
-        rig.broker.hosts = host("a", model(adapters=("lora",)))
-        await rig.look()
-        await rig.look()
-
-        assert [one.name for one in rig.ends.asked] == ["m"], "once"
-        assert set(rig.watch.profiles) == {"m", "lora"}
-        assert rig.watch.profiles["lora"].name == "m"
-
-    play(test)
+    assert [one.name for one in rig.ends.asked] == ["m"], "once"
+    assert set(rig.watch.profiles) == {"m", "lora"}
+    assert rig.watch.profiles["lora"].name == "m"
 
 
-def test_a_model_may_appear_later() -> None:
-    async def test(rig: Rig) -> None:
-        await rig.look()
-        assert not rig.watch.profiles
+async def test_a_model_may_appear_later(rig: Rig) -> None:
+    await rig.look()
+    assert not rig.watch.profiles
 
-        rig.broker.hosts = host("a", model())
-        await rig.look()
+    await rig.announce(host("a", model()))
 
-        assert set(rig.watch.profiles) == {"m"}
-
-    play(test)
+    assert set(rig.watch.profiles) == {"m"}
 
 
-def test_new_settings_count_once_they_are_ready() -> None:
-    async def test(rig: Rig) -> None:
-        rig.broker.hosts = host("a", model())
-        await rig.look()
-        old = rig.watch.profiles["m"]
-        rig.ends.may_finish.clear()
-        rig.broker.hosts = host("a", model(max_model_len=5))
+async def test_new_settings_count_once_they_are_ready(rig: Rig) -> None:
+    await rig.announce(host("a", model()))
+    old = rig.watch.profiles["m"]
+    rig.ends.may_finish.clear()
+    rig.broker.hosts = host("a", model(max_model_len=5))
 
+    await rig.watch.look()
+    assert rig.watch.profiles["m"] is old, "still served"
+    rig.ends.may_finish.set()
+    await rig.watch.settled()
+
+    assert rig.watch.profiles["m"].arguments["max_model_len"] == 5
+    assert rig.ends.forgotten == [old]
+
+
+async def test_settings_that_are_taken_back_never_count(rig: Rig) -> None:
+    first, other = host("a", model()), host("a", model(max_model_len=5))
+    await rig.announce(first)
+    rig.ends.may_finish.clear()
+    for entries in (other, first):
+        rig.broker.hosts = entries
         await rig.watch.look()
-        assert rig.watch.profiles["m"] is old, "still served"
-        rig.ends.may_finish.set()
-        await rig.watch.settled()
+        await asyncio.sleep(0)
+    rig.ends.may_finish.set()
+    await rig.look()
 
-        assert rig.watch.profiles["m"].arguments["max_model_len"] == 5
-        assert rig.ends.forgotten == [old]
-
-    play(test)
+    assert "max_model_len" not in rig.watch.profiles["m"].arguments
 
 
-def test_settings_that_are_taken_back_never_count() -> None:
-    async def test(rig: Rig) -> None:
-        first, other = host("a", model()), host("a", model(max_model_len=5))
-        rig.broker.hosts = first
-        await rig.look()
-        rig.ends.may_finish.clear()
-        for entries in (other, first):
-            rig.broker.hosts = entries
-            await rig.watch.look()
-            await asyncio.sleep(0)
-        rig.ends.may_finish.set()
-        await rig.look()
-
-        assert "max_model_len" not in rig.watch.profiles["m"].arguments
-
-    play(test)
-
-
-def test_a_model_outlives_the_loss_of_the_brokers_data_and_is_forgotten_later(
+async def test_a_model_outlives_the_loss_of_the_brokers_data_and_is_forgotten_later(
+    rig: Rig,
     fake_clock: FakeClock,
 ) -> None:
-    async def test(rig: Rig) -> None:
-        rig.broker.hosts = host("a", model())
-        await rig.look()
-        # Whether workers name its host or not
-        fake_clock.advance(86_400)
-        await rig.look()
-        rig.broker.hosts = {}
-        await rig.look()
-        assert set(rig.watch.profiles) == {"m"}
+    await rig.announce(host("a", model()))
+    # Whether workers name its host or not
+    fake_clock.advance(86_400)
+    await rig.look()
+    await rig.announce({})
+    assert set(rig.watch.profiles) == {"m"}
 
-        fake_clock.advance(models._FORGET_S + 1)
-        await rig.look()
+    fake_clock.advance(models._FORGET_S + 1)
+    await rig.look()
 
-        assert not rig.watch.profiles
-        assert [one.name for one in rig.ends.forgotten] == ["m"]
-        # It may come back.
-        rig.broker.hosts = host("a", model())
-        await rig.look()
-        assert set(rig.watch.profiles) == {"m"}
-
-    play(test)
+    assert not rig.watch.profiles
+    assert [one.name for one in rig.ends.forgotten] == ["m"]
+    # It may come back.
+    await rig.announce(host("a", model()))
+    assert set(rig.watch.profiles) == {"m"}
 
 
-def test_a_model_that_cannot_be_served_is_complained_of_once_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_model_that_cannot_be_served_is_complained_of_once_and_tried_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(rig: Rig) -> None:
-        rig.ends.broken = {"/models/m"}
-        rig.broker.hosts = host("a", model(), model("n"))
-        await rig.look()
-        await rig.look()
-        assert [one.name for one in rig.ends.asked] == ["m", "n"]
-        assert (await rig.list.one("m", anything))["fault"] == "no /models/m"
-        assert "fault" not in await rig.list.one("n", anything)
+    rig.ends.broken = {"/models/m"}
+    await rig.announce(host("a", model(), model("n")))
+    await rig.look()
+    assert [one.name for one in rig.ends.asked] == ["m", "n"]
+    assert (await rig.list.one("m", anything))["fault"] == "no /models/m"
+    assert "fault" not in await rig.list.one("n", anything)
 
-        monkeypatch.setattr(models, "_AGAIN_S", 0.0)
-        await rig.look()
-        rig.ends.broken = set()
-        await rig.look()
+    monkeypatch.setattr(models, "_AGAIN_S", 0.0)
+    await rig.look()
+    rig.ends.broken = set()
+    await rig.look()
 
-        assert "fault" not in await rig.list.one("m", anything)
-
-    play(test)
+    assert "fault" not in await rig.list.one("m", anything)
     assert [record.message for record in caplog.records] == ["no /models/m"]
 
 
-def test_a_model_whose_new_settings_fail_for_an_unforeseen_reason_is_tried_again(
+async def test_a_model_whose_new_settings_fail_for_an_unforeseen_reason_is_tried_again(
+    rig: Rig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test(rig: Rig) -> None:
-        rig.broker.hosts = host("a", model(max_model_len=1))
-        await rig.look()
-        rig.ends.strange = {"/models/m"}
-        rig.broker.hosts = host("a", model(max_model_len=2))
-        await rig.look()
-        assert "fault" in await rig.list.one("m", anything)
+    await rig.announce(host("a", model(max_model_len=1)))
+    rig.ends.strange = {"/models/m"}
+    await rig.announce(host("a", model(max_model_len=2)))
+    assert "fault" in await rig.list.one("m", anything)
 
-        rig.ends.strange = set()
-        monkeypatch.setattr(models, "_AGAIN_S", 0.0)
-        await rig.look()
+    rig.ends.strange = set()
+    monkeypatch.setattr(models, "_AGAIN_S", 0.0)
+    await rig.look()
 
-        assert rig.watch.profiles["m"].arguments["max_model_len"] == 2
-        assert "fault" not in await rig.list.one("m", anything)
-
-    play(test)
+    assert rig.watch.profiles["m"].arguments["max_model_len"] == 2
+    assert "fault" not in await rig.list.one("m", anything)
 
 
-def test_the_roster_decides_between_hosts_that_differ() -> None:
-    async def test(rig: Rig) -> None:
-        rig.broker.hosts = host("a", model(max_model_len=1)) | host("b", model(max_model_len=2))
-        worker = WorkerInfo(name="w", state="ready", controller="b")
-        rig.broker.roster = {b"w": encode_worker(worker), b"x": b"{"}
-        rig.broker.leases = {b"w": 5.0, b"x": 5.0}
-        await rig.look()
-        assert rig.watch.profiles["m"].arguments["max_model_len"] == 2
+async def test_the_roster_decides_between_hosts_that_differ(rig: Rig) -> None:
+    rig.broker.hosts = host("a", model(max_model_len=1)) | host("b", model(max_model_len=2))
+    worker = WorkerInfo(name="w", state="ready", controller="b")
+    rig.broker.roster = {b"w": encode_worker(worker), b"x": b"{"}
+    rig.broker.leases = {b"w": 5.0, b"x": 5.0}
+    await rig.look()
+    assert rig.watch.profiles["m"].arguments["max_model_len"] == 2
 
-        rig.broker.leases = {b"w": -1.0}
-        await rig.look()
-        assert rig.watch.profiles["m"].arguments["max_model_len"] == 1
-
-    play(test)
+    rig.broker.leases = {b"w": -1.0}
+    await rig.look()
+    assert rig.watch.profiles["m"].arguments["max_model_len"] == 1
 
 
-def test_the_list_has_the_form_of_openai_and_the_fields_of_vllm() -> None:
-    async def test(rig: Rig) -> None:
-        rig.broker.hosts = host(
-            "a", model(adapters=("lora",), max_model_len=5), model("n"), model("o")
-        )
-        rig.broker.join("w1", "asleep", "n")
-        rig.broker.join("w2", "ready", "m")
-        rig.broker.join("w3", "ready", "o", lease=0.0)
-        await rig.look()
+async def test_the_list_has_the_form_of_openai_and_the_fields_of_vllm(rig: Rig) -> None:
+    rig.broker.hosts = host("a", model(adapters=("lora",), max_model_len=5), model("n"), model("o"))
+    rig.broker.join("w1", "asleep", "n")
+    rig.broker.join("w2", "ready", "m")
+    rig.broker.join("w3", "ready", "o", lease=0.0)
+    await rig.look()
 
-        listed = await rig.list.all(anything)
+    listed = await rig.list.all(anything)
 
-        assert listed["object"] == "list"
-        told = {card["id"]: card for card in listed["data"]}
-        assert told["lora"] == {
-            "id": "lora",
-            "object": "model",
-            "created": 0,
-            "owned_by": "tokenyard",
-            "root": "lora",
-            "parent": "m",
-            "max_model_len": 5,
-            "state": "warm",
-        }
-        assert (told["m"]["parent"], told["m"]["root"]) == (None, "/models/m")
-        assert [told[name]["state"] for name in "mno"] == ["warm", "asleep", "cold"]
-        assert told["n"]["max_model_len"] == 77, "its worker knows"
-        with pytest.raises(GatewayError) as refused:
-            await rig.list.one("nobody's", anything)
-        assert (refused.value.status, refused.value.code) == (404, "model_not_found")
-        assert str(refused.value).endswith("see GET /v1/models")
-
-    play(test)
+    assert listed["object"] == "list"
+    told = {card["id"]: card for card in listed["data"]}
+    assert told["lora"] == {
+        "id": "lora",
+        "object": "model",
+        "created": 0,
+        "owned_by": "tokenyard",
+        "root": "lora",
+        "parent": "m",
+        "max_model_len": 5,
+        "state": "warm",
+    }
+    assert (told["m"]["parent"], told["m"]["root"]) == (None, "/models/m")
+    assert [told[name]["state"] for name in "mno"] == ["warm", "asleep", "cold"]
+    assert told["n"]["max_model_len"] == 77, "its worker knows"
+    with pytest.raises(GatewayError) as refused:
+        await rig.list.one("nobody's", anything)
+    assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+    assert str(refused.value).endswith("see GET /v1/models")
 
 
 def test_a_misspelt_name_gets_the_closest_one_that_may_be_used() -> None:
@@ -314,48 +274,34 @@ def test_a_misspelt_name_gets_the_closest_one_that_may_be_used() -> None:
         find_model(known, {"model": "lama-8b"}, lambda _: False)
 
 
-def test_no_model_is_unknown_before_any_host_has_told_its_models() -> None:
-    async def test(rig: Rig) -> None:
-        await rig.look()
-        with pytest.raises(GatewayError) as refused:
-            find_model(rig.watch, {"model": "m"}, anything)
-        assert (refused.value.status, "retry-after" in refused.value.headers) == (503, True)
+async def test_no_model_is_unknown_before_any_host_has_told_its_models(rig: Rig) -> None:
+    await rig.look()
+    with pytest.raises(GatewayError) as refused:
+        find_model(rig.watch, {"model": "m"}, anything)
+    assert (refused.value.status, "retry-after" in refused.value.headers) == (503, True)
 
-        rig.broker.hosts = host("a", model())
-        await rig.look()
-        assert find_model(rig.watch, {}, anything).name == "m"
-
-    play(test)
+    await rig.announce(host("a", model()))
+    assert find_model(rig.watch, {}, anything).name == "m"
 
 
-def test_the_list_shows_why_a_model_cannot_be_loaded() -> None:
-    async def test(rig: Rig) -> None:
-        broken = msgspec.structs.replace(model(adapters=("lora",)), fault="no option 'x'", faults=1)
-        held = msgspec.structs.replace(model("held"), fault="too large", faults=2)
-        rig.broker.hosts = host("a", broken, held)
-        rig.broker.join("w", "ready", "held")
-        await rig.look()
+async def test_the_list_shows_why_a_model_cannot_be_loaded(rig: Rig) -> None:
+    broken = msgspec.structs.replace(model(adapters=("lora",)), fault="no option 'x'", faults=1)
+    held = msgspec.structs.replace(model("held"), fault="too large", faults=2)
+    rig.broker.hosts = host("a", broken, held)
+    rig.broker.join("w", "ready", "held")
+    await rig.look()
 
-        told = {card["id"]: card for card in (await rig.list.all(anything))["data"]}
+    told = {card["id"]: card for card in (await rig.list.all(anything))["data"]}
 
-        why = "it cannot be loaded: no option 'x'"
-        assert [(told[one]["state"], told[one]["fault"]) for one in ("m", "lora")] == [
-            ("failed", why),
-            ("failed", why),
-        ]
-        assert (told["held"]["state"], told["held"].get("fault")) == ("warm", None)
+    why = "it cannot be loaded: no option 'x'"
+    assert [(told[one]["state"], told[one]["fault"]) for one in ("m", "lora")] == [
+        ("failed", why),
+        ("failed", why),
+    ]
+    assert (told["held"]["state"], told["held"].get("fault")) == ("warm", None)
 
-        # Another host can load it.
-        rig.broker.hosts |= host("b", model(adapters=("lora",)))
-        rig.broker.join("b", "warm", controller="b")
-        await rig.look()
-        assert (await rig.list.one("m", anything))["state"] == "cold"
-
-    play(test)
-
-
-def test_a_model_that_cannot_be_loaded_is_not_unknown() -> None:
-    error = of_result(ErrorInfo("MODEL_UNAVAILABLE", "model: m: no option 'x'"))
-    assert (error.status, error.code) == (503, "MODEL_UNAVAILABLE")
-    assert error.message == "model: m: no option 'x'"
-    assert "retry-after" in error.headers
+    # Another host can load it.
+    rig.broker.hosts |= host("b", model(adapters=("lora",)))
+    rig.broker.join("b", "warm", controller="b")
+    await rig.look()
+    assert (await rig.list.one("m", anything))["state"] == "cold"

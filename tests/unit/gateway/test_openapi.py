@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from tests.unit.gateway.conftest import adder_tokenizer
-from tests.unit.gateway.test_own_pages import make_gateway
+from tests.unit.gateway.conftest import lone_gateway
 
 pytestmark = pytest.mark.vllm
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("needs_key", [False, True])
-def test_the_document(needs_key: bool) -> None:
-    adder_tokenizer()  # sets vLLM's environment first
-    gateway = make_gateway("required" if needs_key else "off")
-    document: dict[str, Any] = json.loads(asyncio.run(gateway._openapi.read()))
+async def test_the_document(needs_key: bool) -> None:
+    keys = "required" if needs_key else "off"
+    async with lone_gateway(keys=keys, board=False) as (gateway, _):
+        document: dict[str, Any] = json.loads(await gateway._openapi.read())
 
     assert ("/metrics" in document["paths"]) is not needs_key
     assert ("security" in document) is needs_key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,9 @@ from msgspec.structs import replace
 from tests.unit.gateway.conftest import adder_tokenizer, core_request, vllm_params
 from tokenyard.protocol.replies import Choice, Reply, Usage, json_text
 from tokenyard.protocol.wire import pack_tokens
+
+if TYPE_CHECKING:
+    from gateway.frontend.outputs import OutputStream
 
 pytestmark = pytest.mark.vllm
 
@@ -65,12 +68,17 @@ def splits(draw: st.DrawFn, tokens: list[int]) -> list[tuple[int, int]]:
     return pieces
 
 
-def outputs(params: dict[str, Any], replies: list[Reply]) -> list[Any]:
-    """What the front end would read, as plain values."""
+def open_stream(**params: Any) -> OutputStream:
+    """The stream of a request with these parameters."""
     from gateway.frontend.outputs import OutputStream
 
     made = vllm_params(**params)
-    stream = OutputStream(core_request(made, PROMPT), made, adder_tokenizer(), None, None)
+    return OutputStream(core_request(made, PROMPT), made, adder_tokenizer(), None, None)
+
+
+def outputs(params: dict[str, Any], replies: list[Reply]) -> list[Any]:
+    """What the front end would read, as plain values."""
+    stream = open_stream(**params)
     found = []
     for reply in replies:
         for output in stream.read(reply):
@@ -208,16 +216,12 @@ def test_a_hole_is_filled_by_the_result() -> None:
 
 
 def test_the_prompts_logprobs_come_with_the_first_token() -> None:
-    from gateway.frontend.outputs import OutputStream
-
-    made = vllm_params(prompt_logprobs=1)
-    stream = OutputStream(core_request(made, PROMPT), made, adder_tokenizer(), None, None)
     shown = [None, *(entry(token) for token in PROMPT[1:])]
     whole = replace(
         result([Choice(0, [4, 5, 6], "012", "length")]), prompt_logprobs=json_text(shown)
     )
 
-    first, *others = list(stream.read(whole))
+    first, *others = list(open_stream(prompt_logprobs=1).read(whole))
 
     assert [position and min(position) for position in first.prompt_logprobs] == [
         None,

@@ -2,76 +2,51 @@
 
 from __future__ import annotations
 
-import asyncio
-from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Literal
 
 import httpx
 import pytest
 
-from tests.unit.gateway.conftest import adder_tokenizer
+from tests.unit.gateway.conftest import lone_gateway
 from tokenyard import __version__
-from tokenyard.protocol.gateway_settings import GatewaySettings
 
 pytestmark = pytest.mark.vllm
 
-NOWHERE = "redis://127.0.0.1:1"
 
-
-def make_gateway(keys: Literal["off", "required"] = "off") -> Any:
-    """A gateway that nobody connects to a broker."""
-    from gateway.app import Gateway
-    from gateway.frontend.models import FrontEnds
-    from gateway.models import ModelWatch
-    from gateway.queue.yard import YardQueue
-
-    settings = GatewaySettings(redis_url=NOWHERE, keys=keys)
-    queue = YardQueue(NOWHERE, "nowhere")
-    front_ends = FrontEnds(queue)
-    watch = ModelWatch(queue, front_ends, settings.refresh_s)
-    return Gateway(settings, queue, front_ends, watch, cast(Any, SimpleNamespace(lost="")))
-
-
-def get(
+async def get(
     path: str, keys: Literal["off", "required"] = "off", method: str = "GET", **headers: str
 ) -> httpx.Response:
-    """The answer of such a gateway."""
-    adder_tokenizer()  # sets vLLM's environment first
-
-    async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(make_gateway(keys), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            await client.get("/livez")
-            return await client.request(method, path, headers=headers)
-
-    return asyncio.run(ask())
+    """The answer of a gateway without a board."""
+    async with lone_gateway(keys=keys, board=False) as (_, client):
+        await client.get("/livez")
+        return await client.request(method, path, headers=headers)
 
 
-def test_the_version_is_that_of_the_front_end_beside_our_own() -> None:
+async def test_the_version_is_that_of_the_front_end_beside_our_own() -> None:
     import vllm
 
-    assert get("/version").json() == {"version": vllm.__version__, "tokenyard": __version__}
+    assert (await get("/version")).json() == {"version": vllm.__version__, "tokenyard": __version__}
 
 
-def test_metrics_are_served_where_anybody_may_ask() -> None:
-    answer = get("/metrics")
+async def test_metrics_are_served_where_anybody_may_ask() -> None:
+    answer = await get("/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain")
     assert 'tokenyard_http_answers_total{path="/livez",status="200"} 1.0' in answer.text
 
 
-def test_with_keys_metrics_are_not_for_clients() -> None:
-    assert get("/metrics", keys="required").status_code == 401
+async def test_with_keys_metrics_are_not_for_clients() -> None:
+    assert (await get("/metrics", keys="required")).status_code == 401
 
 
 @pytest.mark.parametrize(
     ("keys", "status", "kind"),
     [("required", 401, "authentication_error"), ("off", 405, "invalid_request_error")],
 )
-def test_the_clients_of_messages_get_errors_that_they_can_read(
+async def test_the_clients_of_messages_get_errors_that_they_can_read(
     keys: Literal["off", "required"], status: int, kind: str
 ) -> None:
-    answer = get("/v1/messages", keys)
+    answer = await get("/v1/messages", keys)
     assert answer.status_code == status
     assert answer.json()["type"] == "error"
     assert answer.json()["error"]["type"] == kind
@@ -87,10 +62,10 @@ def test_the_clients_of_messages_get_errors_that_they_can_read(
         *(("GET", "/v1/messages", "POST"), ("GET", "/v1/responses/x/cancel", "POST")),
     ],
 )
-def test_another_method_is_refused_with_those_that_there_are(
+async def test_another_method_is_refused_with_those_that_there_are(
     method: str, path: str, allowed: str
 ) -> None:
-    answer = get(path, method=method)
+    answer = await get(path, method=method)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
@@ -105,25 +80,25 @@ def test_another_method_is_refused_with_those_that_there_are(
         ("/health/", "/health"),
     ],
 )
-def test_a_slash_too_many_is_redirected(method: str, path: str, place: str) -> None:
-    answer = get(path, method=method)
+async def test_a_slash_too_many_is_redirected(method: str, path: str, place: str) -> None:
+    answer = await get(path, method=method)
     assert (answer.status_code, answer.headers["location"]) == (307, place)
 
 
 @pytest.mark.parametrize("path", ["/", "//", "/nothing/", "//evil.example/", "/v1/"])
-def test_no_other_path_is_redirected(path: str) -> None:
-    assert get(path).status_code == 404
+async def test_no_other_path_is_redirected(path: str) -> None:
+    assert (await get(path)).status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/version", "/health", "/nothing", "/v1/messages"])
-def test_each_answer_has_the_clients_own_name_of_the_request(path: str) -> None:
-    answer = get(path, **{"X-Request-Id": "mesh/1"})
+async def test_each_answer_has_the_clients_own_name_of_the_request(path: str) -> None:
+    answer = await get(path, **{"X-Request-Id": "mesh/1"})
     assert answer.headers.get_list("x-request-id") == ["mesh/1"]
     if path == "/v1/messages":
         assert answer.headers["request-id"] == answer.json()["request_id"] == "mesh/1"
 
 
-def test_a_fault_of_the_gateway_is_an_error_in_json() -> None:
-    answer = get("/health")  # this one has nobody to ask
+async def test_a_fault_of_the_gateway_is_an_error_in_json() -> None:
+    answer = await get("/health")  # this one has nobody to ask
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"

@@ -10,10 +10,11 @@ import pytest
 
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError
+from tests.support.builders import entry_fields
 from tests.unit.gateway.conftest import vllm_params
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.sampling import REFUSED, TAKEN
-from tokenyard.protocol.wire import Request, request_fields
+from tokenyard.protocol.wire import Request, SamplingParams, request_fields
 
 pytestmark = pytest.mark.vllm
 
@@ -60,18 +61,17 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 
 
-def on_the_wire(**given: Any) -> dict[str, Any]:
-    """The parameters that a worker gets, by name."""
+def wired(params: Any, *, detokenize: bool = True) -> SamplingParams:
+    """Parameters of vLLM's as those of the wire."""
     from gateway.frontend.params import wire_params
 
-    params = wire_params(vllm_params(**given), detokenize=given.get("detokenize", True))
-    fields = request_fields(Request(id="q", tokens=b"\1\0\0\0", params=params))
-    parsed = parse_request(
-        {
-            name.encode(): value if isinstance(value, bytes) else str(value).encode()
-            for name, value in fields.items()
-        }
-    )
+    return wire_params(params, detokenize=detokenize)
+
+
+def on_the_wire(**given: Any) -> dict[str, Any]:
+    """The parameters that a worker gets, by name."""
+    params = wired(vllm_params(**given), detokenize=given.get("detokenize", True))
+    parsed = parse_request(entry_fields(Request(id="q", tokens=b"\1\0\0\0", params=params)))
     assert isinstance(parsed, Request), parsed
     return {name: getattr(parsed.params, name) for name in TAKEN}
 
@@ -134,13 +134,9 @@ def test_a_detection_of_repetitions_arrives_as_it_was() -> None:
 
 
 def test_defaults_stay_off_the_wire() -> None:
-    from gateway.frontend.params import wire_params
+    request = Request(id="q", prompt="x", params=wired(vllm_params()))
 
-    params = wire_params(vllm_params(), detokenize=True)
-
-    assert request_fields(Request(id="q", prompt="x", params=params))["params"] == (
-        b'{"detokenize":true}'
-    )
+    assert request_fields(request)["params"] == (b'{"detokenize":true}')
 
 
 def of_older_vllm(*missing: str, **defaults: Any) -> Any:
@@ -159,20 +155,16 @@ def of_older_vllm(*missing: str, **defaults: Any) -> Any:
 
 
 def test_an_older_vllm_has_fewer_parameters() -> None:
-    from gateway.frontend.params import wire_params
-
     new = {"watermarking", "prompt_logprob_token_ids", "prompt_logprob_start"}
     params = of_older_vllm(*new)
-    assert wire_params(params, detokenize=True) == wire_params(vllm_params(), detokenize=True)
+    assert wired(params) == wired(vllm_params())
 
 
 def test_what_a_vllm_does_by_itself_is_not_asked_for() -> None:
-    from gateway.frontend.params import wire_params
-
     params = of_older_vllm(watermarking=True)  # as in 0.30 and 0.31
-    assert wire_params(params, detokenize=True).watermarking is None
+    assert wired(params).watermarking is None
     params.watermarking = False
-    assert wire_params(params, detokenize=True).watermarking is False
+    assert wired(params).watermarking is False
 
 
 def test_every_refused_parameter_is_internal_or_refused_here() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import httpx
 import pytest
 
-from tests.unit.gateway.test_board import settings, with_gateway
+from tests.unit.gateway.conftest import lone_gateway
+from tests.unit.gateway.test_board import settings
 from tokenyard.protocol.errors import SettingsError
 
 pytestmark = pytest.mark.vllm
@@ -35,8 +33,8 @@ PATHS = [
 APP = "https://app.example.com"
 
 
-def test_each_path_knows_host_and_origin() -> None:
-    async def test(app: Any, client: httpx.AsyncClient) -> None:
+async def test_each_path_knows_host_and_origin() -> None:
+    async with lone_gateway() as (_, client):
         for path in PATHS:
             for method in ("GET", "POST", "OPTIONS", "HEAD"):
                 for headers in (
@@ -55,31 +53,25 @@ def test_each_path_knows_host_and_origin() -> None:
         assert error["type"] == "permission_error"
         assert "`hosts`" in error["message"]
 
-    with_gateway(test)
 
-
-def test_a_listed_name_reaches_the_api_and_not_a_board_without_keys() -> None:
-    async def test(app: Any, client: httpx.AsyncClient) -> None:
+async def test_a_listed_name_reaches_the_api_and_not_a_board_without_keys() -> None:
+    async with lone_gateway(hosts=("https://api.example.com",)) as (_, client):
         proxied = {"host": "api.example.com", "x-forwarded-for": "10.0.0.1"}
         assert (await client.get("/version", headers=proxied)).status_code == 200
         assert (await client.get("/board/", headers=proxied)).status_code == 403
 
-    with_gateway(test, hosts=("https://api.example.com",))
 
-
-def test_with_keys_a_probe_may_call_it_by_any_name() -> None:
-    async def test(app: Any, client: httpx.AsyncClient) -> None:
+async def test_with_keys_a_probe_may_call_it_by_any_name() -> None:
+    async with lone_gateway(host="0.0.0.0") as (_, client):
         for host in ("10.2.3.4:8000", "gateway.llm.svc"):
             assert (await client.get("/livez", headers={"host": host})).status_code == 200
-
-    with_gateway(test, host="0.0.0.0")
 
 
 @pytest.mark.parametrize(
     "kind", [None, "text/plain", "application/x-www-form-urlencoded", "a;json"]
 )
-def test_json_is_known_by_its_content_type_as_in_vllm(kind: str | None) -> None:
-    async def test(app: Any, client: httpx.AsyncClient) -> None:
+async def test_json_is_known_by_its_content_type_as_in_vllm(kind: str | None) -> None:
+    async with lone_gateway() as (_, client):
         headers = {} if kind is None else {"content-type": kind}
         for path in ("/v1/responses", "/v1/completions", "/v1/messages", "/tokenize"):
             answer = await client.post(path, content=b"{}", headers=headers)
@@ -88,11 +80,9 @@ def test_json_is_known_by_its_content_type_as_in_vllm(kind: str | None) -> None:
             answer = await client.post(path, content=b"{}", headers=typed)
             assert "no host has announced a model" in answer.text, "it has been read"
 
-    with_gateway(test)
 
-
-def test_pages_of_listed_origins_may_use_the_api_but_not_the_board() -> None:
-    async def test(app: Any, client: httpx.AsyncClient) -> None:
+async def test_pages_of_listed_origins_may_use_the_api_but_not_the_board() -> None:
+    async with lone_gateway(origins=(APP,)) as (_, client):
         asks = {
             "origin": APP,
             "access-control-request-method": "POST",
@@ -113,8 +103,6 @@ def test_pages_of_listed_origins_may_use_the_api_but_not_the_board() -> None:
             assert answer.headers["access-control-expose-headers"] == "*"
         board = await client.get("/board/", headers=page)
         assert (board.status_code, "access-control-allow-origin" in board.headers) == (403, False)
-
-    with_gateway(test, origins=(APP,))
 
 
 @pytest.mark.parametrize("origin", ["*", f"{APP}/", "app.example.com", "HTTPS://app.example.com"])

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.http.errors import unavailable
 from gateway.profile import ModelProfile
 from tests.engines.harness import MODELS
 from tests.unit.gateway.conftest import adder_tokenizer
-from tests.unit.gateway.test_door import CHAT, answer
-from tokenyard.protocol.wire import Request
+from tests.unit.gateway.test_door import CHAT, Queue, answer, front_end
 
 pytestmark = pytest.mark.vllm
 
 SAID = {"model": "thinker", "messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2000}
 THINKING = SAID | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
-
-
-class Queue:
-    """Refuses what is asked of it, and keeps it."""
-
-    def __init__(self) -> None:
-        self.asked: list[Request] = []
-
-    async def ask(self, request: Request, _: object) -> AsyncGenerator[Any, None]:
-        self.asked.append(request)
-        raise unavailable("the queue was asked")
-        yield
 
 
 def thinker(folder: Path) -> Path:
@@ -65,23 +49,15 @@ def thinker(folder: Path) -> Path:
         ({}, []),
     ],
 )
-def test_a_budget_goes_to_the_queue(
+async def test_a_budget_goes_to_the_queue(
     tmp_path: Path, arguments: dict[str, Any], budgets: list[int]
 ) -> None:
-    profile = ModelProfile("thinker", str(thinker(tmp_path)), arguments)
-    from gateway.frontend.models import STATE, FrontEnds
-
-    queue: Any = Queue()
-
-    async def run() -> list[tuple[int, str]]:
-        front_ends = FrontEnds(queue)
-        STATE.set(await front_ends.state_of(profile))
-        return [
-            await answer(front_ends.app, CHAT, SAID | {"thinking_token_budget": 3}),
-            await answer(front_ends.app, "/v1/messages", THINKING),
-        ]
-
-    answers = asyncio.run(run())
+    queue = Queue()
+    app = await front_end(queue, ModelProfile("thinker", str(thinker(tmp_path)), arguments))
+    answers = [
+        await answer(app, CHAT, SAID | {"thinking_token_budget": 3}),
+        await answer(app, "/v1/messages", THINKING),
+    ]
     assert [one.params.thinking_token_budget for one in queue.asked] == budgets, answers
     if not budgets:
         assert all("reasoning_config is not configured" in text for _, text in answers)

@@ -20,7 +20,6 @@ from tokenyard.process.extras import (
     why_no_gateway,
 )
 from tokenyard.protocol.texts import pip_install
-from worker.host.diagnosis import FailedStart, diagnose
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Told by `worker.host.diagnosis` and `why_no_gateway`.
@@ -48,9 +47,6 @@ def test_each_extra_is_named_for_its_packages() -> None:
     for extra, names in packages().items():
         for name in names - VLLM:
             assert any(name.startswith(one) for one in told), (extra, name)
-    for name in ("vllm", "torch"):
-        death = FailedStart("warming up", said=f"ModuleNotFoundError: No module named {name!r}")
-        assert pip_install("cli,worker") in diagnose(death).remedy
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:

@@ -13,25 +13,19 @@ from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.http_settings import BoardSettings
 
 
-def test_small_writes_are_sent_without_a_delay() -> None:
-    async def no_delay() -> int:
-        accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+async def test_small_writes_are_sent_without_a_delay() -> None:
+    no_delay: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-        def heard(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            found = writer.get_extra_info("socket")
-            accepted.set_result(found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-            writer.close()
-
-        server = await asyncio.start_server(heard, sock=listener)
-        _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
-        try:
-            return await accepted
-        finally:
-            writer.close()
-            server.close()
+    def heard(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found = writer.get_extra_info("socket")
+        no_delay.set_result(found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
 
     with listen(BoardSettings(redis_url="redis://x", port=0)) as listener:
-        assert asyncio.run(no_delay())
+        async with await asyncio.start_server(heard, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+            assert await no_delay
+            writer.close()
 
 
 def test_a_file_that_is_no_certificate_is_told_before_it_serves(tmp_path: Path) -> None:

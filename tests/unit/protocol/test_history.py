@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
+from tests.support.builders import stored
 from tokenyard.protocol.leader_reports import HistorySample, history_fields, parse_history
-
-
-def packed(sample: HistorySample) -> dict[bytes, bytes]:
-    fields = history_fields(sample)
-    return {
-        name.encode(): value if isinstance(value, bytes) else str(value).encode()
-        for name, value in fields.items()
-    }
 
 
 def test_a_sample_is_read_as_it_was_written() -> None:
@@ -30,7 +23,7 @@ def test_a_sample_is_read_as_it_was_written() -> None:
         wait=[9],
     )
 
-    assert parse_history("5000-0", packed(sample)) == sample
+    assert parse_history("5000-0", stored(history_fields(sample))) == sample
     assert sample.requests_per_s == 11 / 9.875
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.builders import make_delta, make_result
+from tests.support.builders import make_delta, make_result, stored
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import (
     TERMINAL,
@@ -55,11 +55,7 @@ REPLIES = st.builds(
 
 def plain(reply: Reply) -> dict[bytes, bytes]:
     """The entry that `flat` makes of a reply."""
-    fields = msgspec.msgpack.decode(encode_reply(reply))
-    return {
-        name.encode(): value if isinstance(value, bytes) else str(value).encode()
-        for name, value in fields.items()
-    }
+    return stored(msgspec.msgpack.decode(encode_reply(reply)))
 
 
 @given(REPLIES)

@@ -16,214 +16,118 @@ from worker.host.diagnosis import (
 
 WARMING: Phase = "warming up"
 LOADING: Phase = "loading the model"
+CANNOT_OPEN = "cannot open shared object file: No such file"
 
 
 def said(text: str, phase: Phase = WARMING) -> FailedStart:
     return FailedStart(phase, status=1, said=text, model="org/adder")
 
 
-#: A death, the name of its cause, whether a retry is useless, and a word of the remedy.
-CAUSES = {
-    "SIGILL": (FailedStart(WARMING, "SIGILL"), "illegal instruction", False, "avx512f"),
-    "no AVX2": (
-        said("DeviceUnusable: this CPU does not have avx2, which vLLM's CPU build needs"),
-        "this CPU or GPU cannot be used",
-        True,
-        "--device cpu does not help",
-    ),
-    "SIGBUS": (FailedStart(WARMING, "SIGBUS"), "shared memory is full", False, "/dev/shm"),
-    "SIGKILL": (FailedStart(WARMING, "SIGKILL"), "killed", False, "dmesg"),
-    "SIGKILL in a load": (FailedStart(LOADING, "SIGKILL"), "killed", False, "kv_cache_gib"),
-    "no vLLM": (
-        said("ModuleNotFoundError: No module named 'vllm'"),
-        "vLLM is not installed",
-        True,
-        pip_install("cli,worker"),
-    ),
-    "no torch": (
-        said("ModuleNotFoundError: No module named 'torch'"),
-        "vLLM is not installed",
-        True,
-        "pip install --no-deps -r requirements.txt",
-    ),
-    "another package": (
-        said("ModuleNotFoundError: No module named 'psutil'"),
-        "a Python package is missing",
-        True,
-        "pip install psutil",
-    ),
-    "a package that transformers names": (
-        said("ImportError: X requires the Torchvision library but it was not found", LOADING),
-        "a Python package is missing",
-        True,
-        "pip install Torchvision.",
-    ),
-    "a package of remote code": (
-        said(
-            "ImportError: This modeling file requires the following packages that were not found in"
-            " your environment: einops. Run `pip install einops`",
-            LOADING,
-        ),
-        "a Python package is missing",
-        True,
-        "pip install einops.",
-    ),
-    "a package that vLLM names": (
-        said("ImportError: Please install torchao>=0.10.0 via `pip install torchao`", LOADING),
-        "a Python package is missing",
-        True,
-        "pip install torchao.",
-    ),
-    "a package of another name": (
-        said(
-            "ImportError: Cohere's parser requires the `cohere_melody` package. Install it with:\n"
-            "    pip install 'cohere-melody>=0.14.0'",
-            LOADING,
-        ),
-        "a Python package is missing",
-        True,
-        "pip install cohere-melody.",
-    ),
-    "an architecture of tomorrow": (
-        said(
-            "ValueError: Transformers does not recognize this architecture. You can update with"
-            " `pip install --upgrade transformers` or"
-            " `pip install git+https://github.com/huggingface/transformers.git`",
-            LOADING,
-        ),
-        "unknown architecture",
-        True,
-        "newer vLLM",
-    ),
-    "an old vLLM": (
-        said("ModuleNotFoundError: No module named 'vllm.v1.worker.cpu_worker'"),
-        "the versions do not fit",
-        True,
-        "0.26",
-    ),
-    "a renamed class": (
-        said("ImportError: cannot import name 'LLMEngine' from 'vllm.v1' (/x/vllm/v1/__init__.py)"),
-        "the versions do not fit",
-        True,
-        "pip list",
-    ),
-    "torch of another build": (
-        said("ImportError: /x/vllm/_C.abi3.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"),
-        "the versions do not fit",
-        True,
-        "requirements.txt",
-    ),
-    "libnuma": (
-        said("ImportError: libnuma.so.1: cannot open shared object file: No such file"),
-        "libnuma is missing",
-        True,
-        "apt install libnuma1",
-    ),
-    "libcuda": (
-        said("OSError: libcudart.so.12: cannot open shared object file: No such file"),
-        "CUDA is missing",
-        True,
-        "libcudart.so.12",
-    ),
-    "some library": (
-        said("OSError: libGL.so.1: cannot open shared object file: No such file"),
-        "a library is missing",
-        True,
-        "libGL.so.1",
-    ),
-    **{
-        name: (said(text), "CUDA cannot be used", False, "--device cpu")
-        for name, text in {
-            "no GPU": "RuntimeError: No CUDA GPUs are available",
-            "an old driver": "RuntimeError: The NVIDIA driver on your system is too old (found 1).",
-            "torch for a CPU": "AssertionError: Torch not compiled with CUDA enabled",
-        }.items()
-    },
-    "GPU memory": (
-        said("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", LOADING),
-        "GPU memory",
-        False,
-        "gpu_memory_utilization",
-    ),
-    "host memory": (
-        said("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", LOADING),
-        "memory",
-        False,
-        "VLLM_CPU_KVCACHE_SPACE",
-    ),
-    "C++ without memory": (
+#: Ends without an exception, the names of their causes, and a word of each remedy.
+ENDS = [
+    (FailedStart(WARMING, "SIGILL"), "illegal instruction", "avx512f"),
+    (FailedStart(WARMING, "SIGBUS"), "shared memory is full", "/dev/shm"),
+    (FailedStart(WARMING, "SIGKILL"), "killed", "dmesg"),
+    (FailedStart(LOADING, "SIGKILL"), "killed", "kv_cache_gib"),
+    (
         FailedStart(LOADING, "SIGABRT", output=["terminate called after 'std::bad_alloc'"]),
         "memory",
-        False,
         "--slots",
     ),
-    "a full disk": (
-        said("OSError: [Errno 28] No space left on device: '/tmp/x'"),
-        "no disk space",
-        False,
-        "df -h",
-    ),
-    "a path of nothing": (
-        said("OSError: /nope is not a local folder and is not a valid model identifier", LOADING),
-        "no such model",
-        True,
-        "'org/adder'",
-    ),
-    "an empty folder": (
-        said("ValueError: Invalid repository ID or local directory specified: '/x'", LOADING),
-        "no such model",
-        True,
-        "config.json",
-    ),
-    "no network": (
-        said("LocalEntryNotFoundError: outgoing traffic has been disabled", LOADING),
-        "the hub cannot be reached",
-        False,
-        "HF_HUB_OFFLINE",
-    ),
-    "an architecture": (
-        said("ValidationError: Model architectures ['Foo'] are not supported for now.", LOADING),
-        "unknown architecture",
-        True,
-        "newer vLLM",
-    ),
-    "a truncated file": (
-        said("SafetensorError: Error while deserializing header: invalid header length", LOADING),
-        "broken files",
-        True,
-        "checksums",
-    ),
-    "an unknown argument": (
-        said("TypeError: EngineArgs.__init__() got an unexpected keyword argument 'x'", LOADING),
-        "a setting is refused",
-        True,
-        "option",
-    ),
-    "a time-out": (
-        FailedStart(WARMING, said="still warming after 601 s"),
-        "too slow",
-        False,
-        "--start-timeout-s",
-    ),
-    "an error of CUDA in a process that was warm": (
-        said("DeviceLost: RuntimeError: CUDA error: an illegal memory access", LOADING),
-        "a CUDA error",
-        False,
-        "Xid",
-    ),
-    "a GPU whose memory did not suffice for a model that can sleep": (
-        said("DeviceLost: OutOfMemoryError: CUDA out of memory. Tried to allocate", LOADING),
-        "GPU memory",
-        False,
-        "nvidia-smi",
-    ),
-    "another exception": (said("ZeroDivisionError: by zero"), "ZeroDivisionError", False, "log"),
-    "another signal": (FailedStart(WARMING, "SIGSEGV"), "SIGSEGV", False, "log"),
-    "another status": (FailedStart(WARMING, status=7), "exit status 7", False, "log"),
+    (FailedStart(WARMING, said="still warming after 601 s"), "too slow", "--start-timeout-s"),
+    (FailedStart(WARMING, "SIGSEGV"), "SIGSEGV", "log"),
+    (FailedStart(WARMING, status=7), "exit status 7", "log"),
+]
+#: A word of the remedy for each exception, by cause, whether a retry is useless, and phase.
+SAID: dict[tuple[str, bool, Phase], dict[str, str]] = {
+    ("this CPU or GPU cannot be used", True, WARMING): {
+        "DeviceUnusable: this CPU does not have avx2, which": "--device cpu does not help",
+    },
+    ("vLLM is not installed", True, WARMING): {
+        "ModuleNotFoundError: No module named 'vllm'": "--no-deps -r requirements.txt",
+        "ModuleNotFoundError: No module named 'torch'": pip_install("cli,worker"),
+    },
+    ("a Python package is missing", True, WARMING): {
+        "ModuleNotFoundError: No module named 'psutil'": "pip install psutil",
+    },
+    ("a Python package is missing", True, LOADING): {
+        "ImportError: X requires the Torchvision library but it was not found": "Torchvision.",
+        (
+            "ImportError: This modeling file requires the following packages that were not found in"
+            " your environment: einops. Run `pip install einops`"
+        ): "pip install einops.",
+        "ImportError: Please install torchao>=0.10.0 via `pip install torchao`": "torchao.",
+        (
+            "ImportError: Cohere's parser requires the `cohere_melody` package. Install it with:\n"
+            "    pip install 'cohere-melody>=0.14.0'"
+        ): "pip install cohere-melody.",
+    },
+    ("unknown architecture", True, LOADING): {
+        "ValidationError: Model architectures ['Foo'] are not supported for now.": "newer vLLM",
+        (
+            "ValueError: Transformers does not recognize this architecture. You can update with"
+            " `pip install --upgrade transformers` or"
+            " `pip install git+https://github.com/huggingface/transformers.git`"
+        ): "newer vLLM",
+    },
+    ("the versions do not fit", True, WARMING): {
+        "ModuleNotFoundError: No module named 'vllm.v1.worker.cpu_worker'": "0.26",
+        "ImportError: cannot import name 'LLMEngine' from 'vllm.v1' (/x)": "pip list",
+        "ImportError: /x/vllm/_C.abi3.so: undefined symbol: _ZN3c104cuda": "requirements.txt",
+    },
+    ("libnuma is missing", True, WARMING): {
+        f"ImportError: libnuma.so.1: {CANNOT_OPEN}": "apt install libnuma1",
+    },
+    ("CUDA is missing", True, WARMING): {
+        f"OSError: libcudart.so.12: {CANNOT_OPEN}": "libcudart.so.12",
+    },
+    ("a library is missing", True, WARMING): {f"OSError: libGL.so.1: {CANNOT_OPEN}": "libGL.so.1"},
+    ("CUDA cannot be used", False, WARMING): {
+        "RuntimeError: No CUDA GPUs are available": "--device cpu",
+        "RuntimeError: The NVIDIA driver on your system is too old (found 1).": "--device cpu",
+        "AssertionError: Torch not compiled with CUDA enabled": "--device cpu",
+    },
+    ("GPU memory", False, LOADING): {
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to": "gpu_memory_utilization",
+        "DeviceLost: OutOfMemoryError: CUDA out of memory. Tried to": "nvidia-smi",
+    },
+    ("memory", False, LOADING): {
+        "RuntimeError: DefaultCPUAllocator: can't allocate memory": "VLLM_CPU_KVCACHE_SPACE",
+    },
+    ("no disk space", False, WARMING): {
+        "OSError: [Errno 28] No space left on device: '/tmp/x'": "df -h",
+    },
+    ("no such model", True, LOADING): {
+        "OSError: /x is not a local folder and is not a valid model identifier": "'org/adder'",
+        "ValueError: Invalid repository ID or local directory specified: '/x'": "config.json",
+    },
+    ("the hub cannot be reached", False, LOADING): {
+        "LocalEntryNotFoundError: outgoing traffic has been disabled": "HF_HUB_OFFLINE",
+    },
+    ("broken files", True, LOADING): {
+        "SafetensorError: Error while deserializing header: invalid header length": "checksums",
+    },
+    ("a setting is refused", True, LOADING): {
+        "TypeError: EngineArgs.__init__() got an unexpected keyword argument 'x'": "option",
+    },
+    ("a CUDA error", False, LOADING): {
+        "DeviceLost: RuntimeError: CUDA error: an illegal memory access": "Xid",
+    },
+    ("ZeroDivisionError", False, WARMING): {"ZeroDivisionError: by zero": "log"},
 }
 
 
-@pytest.mark.parametrize(("death", "cause", "is_final", "todo"), CAUSES.values(), ids=CAUSES.keys())
+@pytest.mark.parametrize(
+    ("death", "cause", "is_final", "todo"),
+    [
+        *((death, cause, False, todo) for death, cause, todo in ENDS),
+        *(
+            (said(text, phase), cause, is_final, todo)
+            for (cause, is_final, phase), exceptions in SAID.items()
+            for text, todo in exceptions.items()
+        ),
+    ],
+)
 def test_each_cause_has_its_name_and_remedy(
     death: FailedStart, cause: str, is_final: bool, todo: str
 ) -> None:

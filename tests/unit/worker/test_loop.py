@@ -80,9 +80,7 @@ def test_what_is_made_of_whole_answers_is_noted_once_a_second(
 
 def test_a_refused_request_is_answered(rig: LoopRig) -> None:
     rig.engine.refuse = "is too long"
-    rig.deliver("1-0")
-
-    rig.turn()
+    rig.bring("1-0")
 
     fault = RequestError("1-0", Code.INVALID_REQUEST, "prompt: is too long")
     assert rig.sessions[0].given == [fault]
@@ -93,9 +91,7 @@ def test_a_request_that_this_version_cannot_read_is_answered(rig: LoopRig) -> No
     unreadable = Assignment(
         request=assignment.request, entry="1-0", sid="normal/1-0", attempt=1, fault="params: x"
     )
-    rig.loop.inbox.put(Delivery("w.1", [unreadable]))
-
-    rig.turn()
+    rig.say(Delivery("w.1", [unreadable]))
 
     (fault,) = rig.sessions[0].given
     assert isinstance(fault, RequestError)
@@ -104,9 +100,7 @@ def test_a_request_that_this_version_cannot_read_is_answered(rig: LoopRig) -> No
 
 
 def test_a_delivery_to_an_earlier_incarnation_is_dropped(rig: LoopRig) -> None:
-    rig.deliver("1-0", worker="w.0")
-
-    rig.turn()
+    rig.bring("1-0", worker="w.0")
 
     assert not rig.engine.has
     assert rig.loop.unfinished == 0
@@ -131,9 +125,7 @@ class TestCharged:
         rig.engine.made = [5, 6]
         rig.deliver("1-0")
         rig.deliver("2-0")
-        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/q/1"))
-
-        rig.turn()
+        rig.say(Stale("w.1", "1-0", "ann/q/1"))
 
         assert rig.engine.has == ["2-0"]
         assert rig.loop.unfinished == 1
@@ -153,9 +145,7 @@ class TestCharged:
     def test_a_request_that_waits_for_the_end_of_a_pause_has_not_begun(self, rig: LoopRig) -> None:
         rig.loop.inbox.put(PauseEngine("keep"))
         rig.deliver("1-0")
-        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/1"))
-
-        rig.turn()
+        rig.say(Stale("w.1", "1-0", "ann/1"))
 
         assert rig.sessions[0].settled == [Aborted("1-0", "ann/1", None)]
         assert rig.loop.unfinished == 0
@@ -163,12 +153,10 @@ class TestCharged:
     def test_a_request_whose_end_is_to_be_published_is_left_to_the_publisher(
         self, rig: LoopRig
     ) -> None:
-        rig.deliver("1-0")
-        rig.turn()
+        rig.bring("1-0")
         rig.engine.has.clear()  # it has ended, and the publisher has not got to it
 
-        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/1"))
-        rig.turn()
+        rig.say(Stale("w.1", "1-0", "ann/1"))
 
         assert rig.sessions[0].settled == []
         assert rig.loop.unfinished == 1
@@ -176,9 +164,7 @@ class TestCharged:
     def test_an_engine_that_cannot_tell_leaves_the_estimate(self, rig: LoopRig) -> None:
         rig.engine.made = None
         rig.deliver("1-0")
-        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/1"))
-
-        rig.turn()
+        rig.say(Stale("w.1", "1-0", "ann/1"))
 
         assert rig.sessions[0].settled == []
         assert rig.engine.has == []
@@ -223,8 +209,7 @@ def test_deadlines_of_ended_requests_are_forgotten(rig: LoopRig) -> None:
     late_ms = int(time.time() * 1000) + 3_600_000
     rig.engine.steps = [[finished(f"{n}-0", [1])] for n in range(1, 2 * LEAST_CLEARED)]
     for number in range(1, 2 * LEAST_CLEARED):
-        rig.deliver(f"{number}-0", request=make_request(deadline_ms=late_ms))
-        rig.turn()
+        rig.bring(f"{number}-0", request=make_request(deadline_ms=late_ms))
 
     assert len(rig.loop._deadlines) <= LEAST_CLEARED + 2
 
@@ -232,8 +217,7 @@ def test_deadlines_of_ended_requests_are_forgotten(rig: LoopRig) -> None:
 def test_a_lost_lease_ends_the_term(rig: LoopRig) -> None:
     # Given a worker that loses its lease while requests run
     rig.deliver("1-0")
-    rig.loop.inbox.put(LeaseLost("w.1"))
-    rig.turn()
+    rig.say(LeaseLost("w.1"))
 
     # I expect it to drop them, to report the loss once, and to ignore later events
     term = rig.sessions[0]
@@ -241,23 +225,20 @@ def test_a_lost_lease_ends_the_term(rig: LoopRig) -> None:
     assert not term.running
     assert rig.told == [Fenced("w.1")]
     rig.loop.inbox.put(LeaseLost("w.1"))
-    rig.deliver("2-0")
-    rig.turn()
+    rig.bring("2-0")
     assert rig.told == [Fenced("w.1")]
     assert not rig.engine.has
 
     # until it has a new name.
     rig.loop.inbox.put(Serve("w.2"))
-    rig.deliver("1-0", worker="w.2")
-    rig.turn()
+    rig.bring("1-0", worker="w.2")
     assert rig.engine.has == ["1-0"]
     assert rig.sessions[1].running
 
 
 def test_a_new_name_ends_the_earlier_term(rig: LoopRig) -> None:
     rig.deliver("1-0")
-    rig.loop.inbox.put(Serve("w.2"))
-    rig.turn()
+    rig.say(Serve("w.2"))
 
     assert not rig.engine.has
     assert not rig.sessions[0].running
@@ -267,8 +248,7 @@ def test_a_new_name_ends_the_earlier_term(rig: LoopRig) -> None:
 def test_a_worker_has_drained_once_everything_is_published(rig: LoopRig) -> None:
     # Given a worker that is told to drain in the middle of a request
     rig.deliver("1-0")
-    rig.loop.inbox.put(Drain())
-    rig.turn()
+    rig.say(Drain())
     assert rig.told == []
 
     # I expect one report, when the request is finished and published.
@@ -283,8 +263,7 @@ def test_a_draining_worker_notices_a_publication_quickly(rig: LoopRig) -> None:
     # Given a request whose result is being published, while nothing comes in
     rig.deliver("1-0")
     rig.engine.steps = [[finished("1-0", [1])]]
-    rig.loop.inbox.put(Drain())
-    rig.turn()
+    rig.say(Drain())
     rig.sessions[0].runs["1-0"] = Run(make_assignment(entry="1-0"), 0.0)
     rig.turn()
     assert rig.told == []
@@ -301,8 +280,7 @@ def test_a_draining_worker_notices_a_publication_quickly(rig: LoopRig) -> None:
 
 
 def test_an_idle_worker_has_drained_immediately(rig: LoopRig) -> None:
-    rig.loop.inbox.put(Drain())
-    rig.turn()
+    rig.say(Drain())
 
     assert rig.told == [Drained()]
 
@@ -321,17 +299,13 @@ def test_an_unload_ends_the_loop(rig: LoopRig, command: Stop | Unload, ends: boo
 
 @pytest.mark.parametrize("name", ["", "sim", "lora"])
 def test_requests_may_use_any_name_of_the_model(rig: LoopRig, name: str) -> None:
-    rig.deliver("1-0", request=make_request(model=name))
-
-    rig.turn()
+    rig.bring("1-0", request=make_request(model=name))
 
     assert rig.engine.has == ["1-0"]
 
 
 def test_a_request_for_another_model_is_not_answered(rig: LoopRig) -> None:
-    rig.deliver("1-0", request=make_request(model="other"))
-
-    rig.turn()
+    rig.bring("1-0", request=make_request(model="other"))
 
     # It goes back to the yard, for a worker with that model.
     fault = RequestError("1-0", Code.INFERENCE_ERROR, "other is not served here")
@@ -341,28 +315,22 @@ def test_a_request_for_another_model_is_not_answered(rig: LoopRig) -> None:
 
 def test_a_worker_gives_up_its_lane_before_it_sleeps(rig: LoopRig) -> None:
     rig.deliver("1-0")
-    rig.loop.inbox.put(Sleep(2))
-    rig.turn()
+    rig.say(Sleep(2))
 
     assert not rig.sessions[0].running
     assert rig.engine.changes == [("sleep", 2, [])]
-    rig.deliver("2-0")
-    rig.turn()
+    rig.bring("2-0")
     assert not rig.engine.has
 
 
 def test_a_sleep_ends_the_drain(rig: LoopRig) -> None:
     # Given a worker that was put to sleep before everything was published
     rig.deliver("1-0")
-    rig.loop.inbox.put(Drain())
-    rig.turn()
-    rig.loop.inbox.put(Sleep(1))
-    rig.turn()
+    rig.say(Drain())
+    rig.say(Sleep(1))
 
     # If it wakes and serves again
-    rig.loop.inbox.put(Wake())
-    rig.loop.inbox.put(Serve("w.2"))
-    rig.turn()
+    rig.say(Wake(), Serve("w.2"))
 
     # I expect it not to drain any more.
     assert rig.engine.changes == [("sleep", 1, []), ("wake", [])]
@@ -372,8 +340,7 @@ def test_a_sleep_ends_the_drain(rig: LoopRig) -> None:
 
 def test_a_reload_disturbs_no_request(rig: LoopRig) -> None:
     rig.deliver("1-0")
-    rig.loop.inbox.put(ReloadWeights("/step-2"))
-    rig.turn()
+    rig.say(ReloadWeights("/step-2"))
 
     assert rig.sessions[0].running
     assert rig.engine.changes == [("reload", "/step-2", ["1-0"])]
@@ -382,8 +349,7 @@ def test_a_reload_disturbs_no_request(rig: LoopRig) -> None:
 
 def test_an_invalid_order_ends_nothing(rig: LoopRig) -> None:
     rig.loop.inbox.put(LoadModel(ModelSpec(name="other", path="models/other")))
-    rig.deliver("1-0")
-    rig.turn()
+    rig.bring("1-0")
 
     assert rig.engine.has == ["1-0"]
 
@@ -393,8 +359,7 @@ def test_tries_to_publish_count_as_progress(rig: LoopRig) -> None:
     rig.sessions[0].attempts += 1
     assert rig.loop.progress == before + 1
 
-    rig.deliver("1-0")
-    rig.turn()
+    rig.bring("1-0")
     assert rig.loop.progress == before + 2
 
 
@@ -406,8 +371,7 @@ def published(rig: LoopRig, assignment: Assignment, reply: Reply) -> None:
 
 def test_a_known_result_is_answered_without_the_engine(rig: LoopRig) -> None:
     # Given a request whose result is published, and a later incarnation
-    before = rig.deliver("1-0")
-    rig.turn()
+    before = rig.bring("1-0")
     rig.engine.steps = [[finished("1-0", [5])]]
     rig.turn()
     reply = Reply(id=before.request.id, event="result", seq=0, tokens=b"", status="completed")
@@ -427,12 +391,10 @@ def test_a_known_result_is_answered_without_the_engine(rig: LoopRig) -> None:
 
 def test_a_running_request_is_not_started_again(rig: LoopRig) -> None:
     """Given an entry that comes again, as after an outage."""
-    assignment = rig.deliver("1-0")
-    rig.turn()
+    assignment = rig.bring("1-0")
     run = rig.sessions[0].runs["1-0"]
 
-    rig.loop.inbox.put(Delivery("w.1", [assignment]))
-    rig.turn()
+    rig.say(Delivery("w.1", [assignment]))
 
     assert rig.engine.has == ["1-0"]
     assert rig.sessions[0].runs["1-0"] is run
@@ -440,15 +402,13 @@ def test_a_running_request_is_not_started_again(rig: LoopRig) -> None:
 
 def test_other_weights_answer_again(rig: LoopRig) -> None:
     # Given two requests, of which one has ended and one runs
-    ended, runs = rig.deliver("1-0"), rig.deliver("2-0")
-    rig.turn()
+    ended, runs = rig.deliver("1-0"), rig.bring("2-0")
     begun = rig.sessions[0].runs["2-0"]
     reply = Reply(id=ended.request.id, event="result", seq=0, tokens=b"", status="completed")
     published(rig, ended, reply)
 
     # If the weights change, and then the other one ends
-    rig.loop.inbox.put(ReloadWeights(""))
-    rig.turn()
+    rig.say(ReloadWeights(""))
     rig.results.keep([(begun, Publication(begun.assignment, reply))], time.monotonic())
 
     assert rig.results.find(ended) is None

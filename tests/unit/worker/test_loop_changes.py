@@ -2,75 +2,39 @@
 
 from __future__ import annotations
 
-import queue
-
 import pytest
 
-from worker.engines import Engine
+from tests.support.loop_rig import MEMORY, LoopRig
 from worker.engines.simulated.backend import SimulatedBackend
 from worker.engines.simulated.engine import BROKEN
-from worker.messages import (
-    Asleep,
-    CommandRefused,
-    Done,
-    Ready,
-    ReloadWeights,
-    Sleep,
-    ToController,
-    ToProcess,
-    Wake,
-)
+from worker.messages import Asleep, CommandRefused, Done, Ready, ReloadWeights, Sleep, Wake
 from worker.models import ModelSpec
-from worker.process.lane_session import PipeLaneSession
-from worker.process.loop import EngineLoop
-from worker.process.recent_results import RecentResults
-
-
-class Ward:
-    """An engine with its control."""
-
-    def __init__(self) -> None:
-        self.told: list[ToController] = []
-        self.backend = SimulatedBackend()
-        self.engine: Engine = self.backend.load(ModelSpec(name="sim", path="sim"))
-        self.loop = EngineLoop(
-            self.engine,
-            queue.SimpleQueue(),
-            lambda _: PipeLaneSession(self.engine.info, self.told.append),
-            self.backend.memory,
-            self.told.append,
-            RecentResults(),
-        )
-
-    def care(self, command: ToProcess) -> None:
-        """Run a command."""
-        self.loop.inbox.put(command)
-        self.loop.run_once()
 
 
 @pytest.fixture
-def ward() -> Ward:
-    return Ward()
+def rig() -> LoopRig:
+    """A rig with a simulated engine."""
+    return LoopRig(SimulatedBackend().load(ModelSpec(name="sim", path="sim")))
 
 
-def test_the_engine_sleeps_and_wakes(ward: Ward) -> None:
-    ward.care(Sleep(1))
-    ward.care(Wake())
+def test_the_engine_sleeps_and_wakes(rig: LoopRig) -> None:
+    rig.say(Sleep(1))
+    rig.say(Wake())
 
-    asleep, ready = ward.told
+    asleep, ready = rig.told
     assert isinstance(asleep, Asleep)
     assert asleep.seconds >= 0.0
-    assert asleep.memory == ward.backend.memory()
+    assert asleep.memory == MEMORY
     assert isinstance(ready, Ready)
     assert ready.info.model == "sim"
     assert set(ready.info.phases_s) == {"wake"}, "it was not loaded"
 
 
-def test_an_unsupported_operation_is_refused(ward: Ward) -> None:
-    ward.care(Sleep(7))
-    ward.care(ReloadWeights(BROKEN))
+def test_an_unsupported_operation_is_refused(rig: LoopRig) -> None:
+    rig.say(Sleep(7))
+    rig.say(ReloadWeights(BROKEN))
 
-    sleep, reload = ward.told
+    sleep, reload = rig.told
     assert isinstance(sleep, CommandRefused)
     assert "no sleep level 7" in sleep.reason
     assert isinstance(reload, CommandRefused)
@@ -78,20 +42,20 @@ def test_an_unsupported_operation_is_refused(ward: Ward) -> None:
     assert (sleep.errand, reload.errand) == (None, ReloadWeights(BROKEN))
 
 
-def test_a_reload_reaches_the_engine(ward: Ward) -> None:
-    ward.care(ReloadWeights("/step-2"))
+def test_a_reload_reaches_the_engine(rig: LoopRig) -> None:
+    rig.say(ReloadWeights("/step-2"))
 
-    assert ward.engine.info.weights == "/step-2"
-    assert ward.told == [Done(ReloadWeights("/step-2"))]
+    assert rig.engine.info.weights == "/step-2"
+    assert rig.told == [Done(ReloadWeights("/step-2"))]
 
 
-def test_a_fault_is_not_a_refusal(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_not_a_refusal(rig: LoopRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the process: the state of the engine is unknown."""
 
     def wake() -> None:
         raise RuntimeError("CUDA error")
 
-    monkeypatch.setattr(ward.engine, "wake", wake)
+    monkeypatch.setattr(rig.engine, "wake", wake)
     with pytest.raises(RuntimeError):
-        ward.care(Wake())
-    assert ward.told == []
+        rig.say(Wake())
+    assert rig.told == []

@@ -19,7 +19,6 @@ from worker.messages import (
     Serve,
     SetEpoch,
     Stale,
-    ToProcess,
     UnpauseEngine,
 )
 from worker.process.outcomes import Expired
@@ -35,18 +34,11 @@ def rig() -> LoopRig:
     return made
 
 
-def say(rig: LoopRig, *messages: ToProcess) -> None:
-    for message in messages:
-        rig.loop.inbox.put(message)
-    rig.turn()
-
-
 class TestKeep:
     def test_the_engine_does_not_step(self, rig: LoopRig) -> None:
-        say(rig, PauseEngine("keep"))
+        rig.say(PauseEngine("keep"))
         steps = rig.loop.steps
-        rig.deliver("2-0")
-        rig.turn()
+        rig.bring("2-0")
 
         assert rig.told == [Done(PauseEngine("keep"))]
         assert rig.loop.steps == steps
@@ -54,32 +46,30 @@ class TestKeep:
         assert rig.loop.unfinished == 0, "nobody may think that it hangs"
         assert list(rig.sessions[0].runs) == ["1-0", "2-0"]
 
-        say(rig, UnpauseEngine())
+        rig.say(UnpauseEngine())
         assert rig.told[-1] == Done(UnpauseEngine())
         assert rig.engine.has == ["1-0", "2-0"]
         assert rig.loop.steps == steps + 1
         assert rig.loop.unfinished == 2
 
     def test_a_kept_request_may_be_cancelled(self, rig: LoopRig) -> None:
-        say(rig, PauseEngine("keep"))
-        rig.deliver("2-0")
-        rig.turn()
+        rig.say(PauseEngine("keep"))
+        rig.bring("2-0")
 
-        say(rig, Stale("w.1", "2-0"))
-        say(rig, UnpauseEngine())
+        rig.say(Stale("w.1", "2-0"))
+        rig.say(UnpauseEngine())
 
         assert rig.engine.has == ["1-0"]
 
     def test_a_drain_does_not_wait_for_kept_requests(self, rig: LoopRig) -> None:
-        say(rig, PauseEngine("keep"), Drain())
+        rig.say(PauseEngine("keep"), Drain())
 
         assert rig.told == [Done(PauseEngine("keep")), Drained()]
 
     def test_a_waiting_request_gets_the_epoch_in_which_it_begins(self, rig: LoopRig) -> None:
-        say(rig, PauseEngine("keep"))
-        rig.deliver("2-0")
-        rig.turn()
-        say(rig, SetEpoch(4), UnpauseEngine())
+        rig.say(PauseEngine("keep"))
+        rig.bring("2-0")
+        rig.say(SetEpoch(4), UnpauseEngine())
 
         assert [run.epoch for run in rig.sessions[0].runs.values()] == [None, 4]
 
@@ -87,7 +77,7 @@ class TestKeep:
 class TestWait:
     def test_running_requests_finish(self, rig: LoopRig) -> None:
         rig.engine.steps = [[TokenDelta("1-0", 0, [6])], [finished("1-0", [5, 6, 7])]]
-        say(rig, PauseEngine("wait"))
+        rig.say(PauseEngine("wait"))
         assert rig.told == []
 
         rig.turn()
@@ -99,9 +89,8 @@ class TestWait:
 
     def test_requests_that_arrive_meanwhile_are_given_up_at_the_end(self, rig: LoopRig) -> None:
         rig.engine.steps = [[], [finished("1-0", [5])]]
-        say(rig, PauseEngine("wait"))
-        rig.deliver("2-0")
-        rig.turn()
+        rig.say(PauseEngine("wait"))
+        rig.bring("2-0")
         rig.turn()
 
         assert rig.told == [Done(PauseEngine("wait")), LaneReleased("w.1")]
@@ -110,10 +99,9 @@ class TestWait:
     def test_requests_that_arrive_meanwhile_begin_if_the_pause_is_taken_back(
         self, rig: LoopRig
     ) -> None:
-        say(rig, PauseEngine("wait"))
-        rig.deliver("2-0")
-        rig.turn()
-        say(rig, UnpauseEngine())
+        rig.say(PauseEngine("wait"))
+        rig.bring("2-0")
+        rig.say(UnpauseEngine())
 
         assert rig.told == [Done(UnpauseEngine())]
         assert rig.engine.has == ["1-0", "2-0"]
@@ -121,7 +109,7 @@ class TestWait:
 
 class TestAbort:
     def test_running_requests_are_given_up(self, rig: LoopRig) -> None:
-        say(rig, PauseEngine("abort"))
+        rig.say(PauseEngine("abort"))
 
         assert rig.told == [LaneReleased("w.1"), Done(PauseEngine("abort"))]
         assert rig.engine.aborted == ["1-0"]
@@ -129,7 +117,7 @@ class TestAbort:
 
     def test_an_idle_worker_keeps_its_lane(self) -> None:
         rig = LoopRig()
-        say(rig, PauseEngine("abort"))
+        rig.say(PauseEngine("abort"))
 
         assert rig.told == [Done(PauseEngine("abort"))]
         assert rig.sessions[0].running
@@ -137,7 +125,7 @@ class TestAbort:
     @pytest.mark.parametrize("mode", ["abort", "wait"])
     def test_a_request_that_slips_through_is_given_up(self, mode: PauseMode) -> None:
         rig = LoopRig()
-        say(rig, PauseEngine(mode))
+        rig.say(PauseEngine(mode))
         rig.turn()
         rig.deliver("2-0")
         rig.deliver("3-0")
@@ -147,18 +135,16 @@ class TestAbort:
         assert rig.engine.has == []
 
         # Under another name it is paused as before, and continues when it may.
-        say(rig, Serve("w.2"))
-        rig.deliver("2-0", "w.2")
-        rig.turn()
+        rig.say(Serve("w.2"))
+        rig.bring("2-0", "w.2")
         assert rig.told[-1] == LaneReleased("w.2")
-        say(rig, Serve("w.3"), UnpauseEngine())
-        rig.deliver("4-0", "w.3")
-        rig.turn()
+        rig.say(Serve("w.3"), UnpauseEngine())
+        rig.bring("4-0", "w.3")
         assert rig.engine.has == ["4-0"]
 
     def test_kept_requests_may_be_given_up_later(self, rig: LoopRig) -> None:
-        say(rig, PauseEngine("keep"))
-        say(rig, PauseEngine("abort"))
+        rig.say(PauseEngine("keep"))
+        rig.say(PauseEngine("abort"))
 
         assert rig.told == [
             Done(PauseEngine("keep")),
@@ -168,8 +154,8 @@ class TestAbort:
 
 
 def test_each_step_is_published_with_the_epoch(rig: LoopRig) -> None:
-    say(rig, SetEpoch(3))
-    say(rig, Serve("w.2"))
+    rig.say(SetEpoch(3))
+    rig.say(Serve("w.2"))
     rig.deliver("2-0", worker="w.2")
     rig.engine.steps = [[TokenDelta("2-0", 0, [5])]]
     rig.turn()
@@ -181,11 +167,9 @@ def test_each_step_is_published_with_the_epoch(rig: LoopRig) -> None:
 def test_deadlines_apply_during_a_pause(fake_clock: FakeClock, rig: LoopRig) -> None:
     # Given a kept request and one that waits behind it
     late_ms = int((fake_clock.wall() + 3600) * 1000)
-    rig.deliver("2-0", request=make_request(deadline_ms=late_ms))
-    rig.turn()
-    say(rig, PauseEngine("keep"))
-    rig.deliver("3-0", request=make_request(deadline_ms=late_ms))
-    rig.turn()
+    rig.bring("2-0", request=make_request(deadline_ms=late_ms))
+    rig.say(PauseEngine("keep"))
+    rig.bring("3-0", request=make_request(deadline_ms=late_ms))
 
     # If their deadlines pass
     fake_clock.advance(2 * 3600.0)
@@ -194,5 +178,5 @@ def test_deadlines_apply_during_a_pause(fake_clock: FakeClock, rig: LoopRig) -> 
     # I expect both to end, and what runs without one to go on.
     given = rig.sessions[0].given
     assert {one.key for one in given if isinstance(one, Expired)} == {"2-0", "3-0"}
-    say(rig, UnpauseEngine())
+    rig.say(UnpauseEngine())
     assert rig.engine.has == ["1-0"]

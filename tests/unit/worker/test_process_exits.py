@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -86,18 +87,9 @@ class TestBackoff:
         assert not handle.is_in_crash_loop
 
 
-class DeadProcess:
+def dead(exitcode: int, pid: int = NOBODY) -> Mock:
     """A process that has ended."""
-
-    def __init__(self, exitcode: int, pid: int = NOBODY) -> None:
-        self.exitcode = exitcode
-        self.pid = pid
-
-    def join(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def close(self) -> None: ...
+    return Mock(exitcode=exitcode, pid=pid)
 
 
 class TestDeparture:
@@ -120,14 +112,14 @@ class TestDeparture:
         self, status: int, last_words: str, cause: str | None, why: str, reason: str
     ) -> None:
         handle = make_handle()
-        handle.process = DeadProcess(status)
+        handle.process = dead(status)
         handle.last_words, handle.exit_cause = last_words, cause
 
         assert handle.why_exited() == (why, reason)
 
     def test_a_replaced_process_has_left(self) -> None:
         handle = make_handle()
-        handle.process = DeadProcess(-signal.SIGKILL)
+        handle.process = dead(-signal.SIGKILL)
 
         handle.replace()
 
@@ -148,7 +140,7 @@ class TestDeparture:
         # Given a process whose fork-server was killed, so that its exit status is unknown
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as living:
             handle = make_handle()
-            handle.process = DeadProcess(255, living.pid)
+            handle.process = dead(255, living.pid)
 
             # I expect it to count as lost, now and later.
             assert handle.why_exited() == ("lost", "its fork-server is gone")
@@ -158,6 +150,6 @@ class TestDeparture:
 
     def test_reaping_an_exited_process_kills_nothing(self) -> None:
         handle = make_handle()
-        handle.process = DeadProcess(1, os.getpid())
+        handle.process = dead(1, os.getpid())
 
         handle.reap()

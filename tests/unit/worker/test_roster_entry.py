@@ -5,30 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import time
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 
-from tests.support.pools import A, make_ready, make_warm
+from tests.support.pools import A, engine_info, make_ready, make_warm
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState, WorkerTotals
-from worker.engines import EngineInfo, Memory
+from worker.engines import Memory
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.host.roster_entry import lane_limit, roster_entry
 from worker.messages import Heartbeat, Warm
 
-ENGINE = EngineInfo(
-    "simulated",
-    "7",
-    "a",
-    "r1",
-    max_model_len=100,
-    vocab_size=50,
-    max_num_seqs=4,
-    tokenizer="/models/adder",
-    adapters=("lora",),
-    phases_s={"weights": 1.23456},
-)
+FACTS = {"revision": "r1", "tokenizer": "/models/adder", "phases_s": {"weights": 1.23456}}
+ENGINE = replace(engine_info(A), adapters=("lora",), **FACTS)
 
 
 def entry(
