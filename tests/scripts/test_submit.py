@@ -8,12 +8,12 @@ import msgspec
 import pytest
 import redis
 
-from tests.support.builders import make_request, make_result
+from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, QueuedRequest, requests
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import SamplingParams
-from tokenyard.scripts import Publication, Submitted, submit
+from tokenyard.scripts import Submitted, submit
 
 
 def test_new_request_waits_under_its_server_id(yard: PlayedYard) -> None:
@@ -65,7 +65,7 @@ def test_known_id_returns_the_state_of_the_first_request(
     assert state() == "waiting"
     assignment = yard.place(waiting, worker)
     assert state() == "assigned"
-    yard.scripts.finish(worker, [Publication(assignment, make_result(waiting.request.id))])
+    yard.finish(worker, assignment)
     assert state() == "completed"
     assert yard.intake("high") == []
     reused = yard.connection.hget(yard.keys.tally, "count:ID_REUSED")
