@@ -50,9 +50,7 @@ def test_cancel_of_a_waiting_request_leaves_the_others_alone(plant: Plant) -> No
     assert (
         plant.scripts.cancel("anon", unread[0].id, "enough") is Cancelled.CANCELLED_BEFORE_ARRIVAL
     )
-    plant.coordinator()
-    plant.worker(max_num_seqs=1, simulated_step_s=0.02)
-    plant.wait_for_workers(1)
+    plant.up(max_num_seqs=1, simulated_step_s=0.02)
     check_exact(plant, [unread[1]])
     first, second, *waiting = streams(5, max_tokens=100)
     plant.push_all([first, second, *waiting])
@@ -77,9 +75,7 @@ def test_cancel_of_a_waiting_request_leaves_the_others_alone(plant: Plant) -> No
 
 def test_cancel_of_a_running_request_frees_its_lane_place(plant: Plant) -> None:
     # Given an engine for one request at a time, with one running, one on its lane, one waiting
-    plant.coordinator()
-    plant.worker(max_num_seqs=1, simulated_step_s=0.01)
-    plant.wait_for_workers(1)
+    plant.up(max_num_seqs=1, simulated_step_s=0.01)
     running, on_lane, waiting = [*streams(2, max_tokens=LONG), *streams(1, max_tokens=5)]
     plant.push_all([running, on_lane, waiting])
     wait_mid_stream(plant, [running])
@@ -97,9 +93,7 @@ def test_cancel_of_a_running_request_frees_its_lane_place(plant: Plant) -> None:
 
 
 def test_cancel_of_a_running_request_without_streaming_returns_no_tokens(plant: Plant) -> None:
-    plant.coordinator()
-    plant.worker(max_num_seqs=1, simulated_step_s=0.01)
-    plant.wait_for_workers(1)
+    plant.up(max_num_seqs=1, simulated_step_s=0.01)
     running = make_request(params=SamplingParams(max_tokens=LONG))
     plant.push(running)
     eventually(lambda: plant.ledger(running.id).get("state") == "assigned")

@@ -69,9 +69,8 @@ def test_watchdog_ignores_the_time_in_which_it_was_suspended(plant: Plant) -> No
 @pytest.mark.long
 def test_the_fence_refuses_a_worker_that_was_stopped_past_its_lease(plant: Plant) -> None:
     # Given a worker in mid-stream
-    plant.coordinator()
-    host = plant.worker(name="a", simulated_step_s=0.02)
-    [late] = plant.wait_for_workers(1)
+    host = plant.up(name="a", simulated_step_s=0.02)
+    [late] = plant.roster()
     request = streaming(plant, 400)
 
     # If it and its controller are stopped past its lease, and it resumes after the rescue

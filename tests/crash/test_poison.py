@@ -44,9 +44,7 @@ def special(prefix: tuple[int, ...], max_tokens: int = 20) -> Request:
 
 def test_poison_among_good_requests_fails_alone(plant: Plant) -> None:
     # Given fifty good requests on two workers, and one among them that kills its worker
-    plant.coordinator()
-    plant.worker(slots=2, simulated_step_s=STEP_S, crash_point="poison:3")
-    plant.wait_for_workers(2)
+    plant.up(slots=2, simulated_step_s=STEP_S, crash_point="poison:3")
     good = streams(50, max_tokens=15)
     poison = special(POISON)
     plant.push_all([*good[:25], poison, *good[25:]])
@@ -74,9 +72,8 @@ def test_poison_among_good_requests_fails_alone(plant: Plant) -> None:
 @pytest.mark.long
 def test_requests_run_together_again_after_a_chance_crash(plant: Plant) -> None:
     # Given forty harmless streams on a worker
-    plant.coordinator()
-    plant.worker(simulated_step_s=0.03, max_num_seqs=64)
-    (worker,) = plant.wait_for_workers(1).values()
+    plant.up(simulated_step_s=0.03, max_num_seqs=64)
+    (worker,) = plant.roster().values()
     requests = streams(40, max_tokens=240)
     plant.push_all(requests)
     wait_mid_stream(plant, requests)
@@ -147,9 +144,8 @@ def test_kill_from_outside_splits_no_group_on_trial(plant: Plant) -> None:
 @pytest.mark.long
 def test_kill_from_outside_makes_no_suspects(plant: Plant) -> None:
     # Given streams on the only worker
-    plant.coordinator()
-    plant.worker(simulated_step_s=0.02)
-    (worker,) = plant.wait_for_workers(1).items()
+    plant.up(simulated_step_s=0.02)
+    (worker,) = plant.roster().items()
     requests = streams(6)
     plant.push_all(requests)
     wait_mid_stream(plant, requests)
@@ -216,9 +212,7 @@ def test_hanging_engine_counts_as_a_crash(plant: Plant) -> None:
 @pytest.mark.long
 def test_request_after_an_engine_fault_is_retried_and_completes(plant: Plant) -> None:
     # Given an engine that fails a request twice in mid-stream
-    plant.coordinator()
-    plant.worker(simulated_step_s=STEP_S, crash_point="fault:2")
-    plant.wait_for_workers(1)
+    plant.up(simulated_step_s=STEP_S, crash_point="fault:2")
     faulty, neighbours = special(FAULTY), streams(5)
 
     plant.push_all([*neighbours, faulty])

@@ -84,9 +84,8 @@ def test_a_result_lost_by_the_server_is_published_again(
     plant: Plant, own_broker: Server, tmp_path: Path, is_fenced: bool, attempt: str
 ) -> None:
     # Given a request that the server's disk shows on a lane
-    plant.coordinator()
-    plant.worker(simulated_step_s=STEP_S)
-    [worker] = plant.wait_for_workers(1)
+    plant.up(simulated_step_s=STEP_S)
+    [worker] = plant.roster()
     request = make_request(params=SamplingParams(max_tokens=TOKENS))
     plant.push(request)
     eventually(lambda: plant.ledger(request.id).get("state") == "assigned")
@@ -124,9 +123,7 @@ def test_streams_continue_after_the_tokens_that_the_server_kept(
     plant: Plant, own_broker: Server, tmp_path: Path
 ) -> None:
     # Given streams that published more tokens than the server's disk holds
-    plant.coordinator()
-    plant.worker(simulated_step_s=STEP_S)
-    plant.wait_for_workers(1)
+    plant.up(simulated_step_s=STEP_S)
     requests = streams(3, max_tokens=200)
     plant.push_all(requests)
     wait_mid_stream(plant, requests)

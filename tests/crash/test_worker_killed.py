@@ -31,9 +31,8 @@ STEP_S = 0.02
 
 def test_streams_of_a_killed_worker_keep_their_tokens(plant: Plant) -> None:
     # Given two worker processes in the middle of eight streams, whose leases outlast the test
-    plant.coordinator()
-    plant.worker(slots=2, simulated_step_s=STEP_S, lease_ms=600_000)
-    workers = plant.wait_for_workers(2)
+    plant.up(slots=2, simulated_step_s=STEP_S, lease_ms=600_000)
+    workers = plant.roster()
     requests = streams(8)
     plant.push_all(requests)
     wait_mid_stream(plant, requests)

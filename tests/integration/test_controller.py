@@ -92,9 +92,7 @@ class TestDraining:
     @pytest.mark.long
     def test_without_grace_requests_are_handed_back(self, plant: Plant) -> None:
         # Given a host with long streams
-        plant.coordinator()
-        leaving = plant.worker(name="leaves", simulated_step_s=0.05, grace_s=0)
-        plant.wait_for_workers(1)
+        leaving = plant.up(name="leaves", simulated_step_s=0.05, grace_s=0)
         requests = streams(4, 100)
         started(plant, requests)
 
@@ -111,9 +109,7 @@ class TestDraining:
 
     @pytest.mark.long
     def test_a_drain_ends_with_its_grace(self, plant: Plant) -> None:
-        plant.coordinator()
-        leaving = plant.worker(simulated_step_s=0.2, grace_s=1.0)
-        plant.wait_for_workers(1)
+        leaving = plant.up(simulated_step_s=0.2, grace_s=1.0)
         (request,) = streams(1, 1000)
         started(plant, [request])
 
@@ -124,9 +120,7 @@ class TestDraining:
 
     @pytest.mark.long
     def test_sigint_drains_too(self, plant: Plant) -> None:
-        plant.coordinator()
-        leaving = plant.worker(simulated_step_s=0.02)
-        plant.wait_for_workers(1)
+        leaving = plant.up(simulated_step_s=0.02)
         requests = streams(2, 30)
         started(plant, requests)
 

@@ -80,9 +80,7 @@ def check_weights(plant: Plant, requests: Sequence[Request]) -> list[tuple[int |
 @pytest.mark.long
 def test_results_have_their_epoch_also_across_a_reload(plant: Plant, signals: Signals) -> None:
     # Given a request from before any epoch, and running streams of epoch 1
-    plant.coordinator()
-    plant.worker(simulated_step_s=STEP_S)
-    plant.wait_for_workers(1)
+    plant.up(simulated_step_s=STEP_S)
     before, during, after = quiet(1), streams(3, max_tokens=200), quiet(1)
     plant.push_all(before)
     first = check_exact(plant, before)
@@ -127,9 +125,7 @@ def test_epoch_of_the_worker_is_that_of_the_narrowest_scope(plant: Plant, signal
 @pytest.mark.long
 def test_worker_killed_between_two_epochs(plant: Plant, signals: Signals) -> None:
     # Given a worker in epoch 1, with streams and a request without published tokens
-    plant.coordinator()
-    plant.worker(simulated_step_s=STEP_S)
-    plant.wait_for_workers(1)
+    plant.up(simulated_step_s=STEP_S)
     set_epoch(signals, 1)
     shown, unseen = streams(3), make_request(params=SamplingParams(max_tokens=150))
     plant.push_all([*shown, unseen])
@@ -199,9 +195,7 @@ def test_a_reload_of_missing_weights_is_undone(
     plant: Plant, signals: Signals, name: str, reason: str
 ) -> None:
     # Given a yard in epoch 4 that runs
-    plant.coordinator()
-    plant.worker(slots=2)
-    plant.wait_for_workers(2)
+    plant.up(slots=2)
     set_epoch(signals, 4)
 
     # If its workers cannot load the weights, which shows before or only when they try
@@ -243,9 +237,7 @@ def test_the_leader_ends_a_reload_whose_caller_is_dead(plant: Plant, signals: Si
 
 
 def test_the_leader_does_not_end_a_reload_in_progress(plant: Plant, signals: Signals) -> None:
-    plant.coordinator()
-    plant.worker()
-    plant.wait_for_workers(1)
+    plant.up()
     begin_reload(signals, PATH, 1000 * time.time() + 600_000)
     set_epoch(signals, 5)
 
@@ -292,9 +284,7 @@ def test_a_host_killed_during_a_reload_returns_with_the_weights_of_the_others(
 
 @pytest.mark.long
 def test_the_models_own_weights_are_restored(plant: Plant, signals: Signals) -> None:
-    plant.coordinator()
-    plant.worker()
-    plant.wait_for_workers(1)
+    plant.up()
 
     assert signals.reload("sim", PATH, 5, "wait", START_S) == []
     assert signals.reload("sim", "", 4, "wait", START_S) == []

@@ -209,6 +209,13 @@ class Plant:
         defaults: dict[str, object] = {"engine": "simulated", "model_name": "sim", "name": "w"}
         return self._start("worker", {**defaults, "backoff_s": 0.1, **options})
 
+    def up(self, **options: object) -> Program:
+        """Start a coordinator and a controller; the controller, once all its workers serve."""
+        self.coordinator()
+        controller = self.worker(**options)
+        self.wait_for_workers(int(str(options.get("slots", 1))))
+        return controller
+
     def write(self, name: str, text: str) -> Path:
         """Write a file that exists as long as the yard."""
         path = Path(self._folder.name) / name
