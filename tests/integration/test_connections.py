@@ -29,7 +29,7 @@ from tests.support.servers import Server, ServerName, free_port
 from tests.support.streams import expected
 from tests.support.waiting import eventually
 from tests.support.watched import USERS, Keep, Watched, settle
-from tests.support.yard import LONG_MS, PlayedYard, QueuedRequest
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard import AsyncClient, BrokerUnavailable, Client, Handle
 from tokenyard.broker import discovery, tls
 from tokenyard.broker.connection import open_async_connection, open_connection, translated
@@ -295,9 +295,8 @@ def test_an_open_slot_stops_no_script_half_way(keep: Keep, tmp_path: Path) -> No
     with redis.Redis(port=source.port) as here, redis.Redis(port=target.port) as there:
         yard = PlayedYard(here, keys, Scripts(Yard(here, keys)))
         worker = yard.worker()
-        [accepted] = yard.scripts.submit("normal", [request := make_request(tenant="acme")])
-        intake, _, entry = accepted.sid.partition("/")
-        held = yard.place(QueuedRequest(request, intake, entry), worker, alone=True)
+        request = make_request(tenant="acme")
+        held = yard.assign(worker, request, alone=True)
         load_scripts(here)
         load_scripts(there)
 
