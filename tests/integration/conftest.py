@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from click.testing import CliRunner, Result
 
 from tests.integration.local_pool import START_S, Start
-from tests.integration.operating import NewHost, Operator
+from tests.integration.operating import Command, NewHost, Opened, Operator
 from tests.integration.played_host import PlayedHost
 from tests.support.brokers import Cluster
 from tests.support.hosts import Host
@@ -19,6 +21,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.watched import Keep
 from tests.support.yard import PlayedYard
+from tokenyard.cli import main
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
@@ -41,11 +44,16 @@ def keep() -> Iterator[Keep]:
 
 
 @pytest.fixture
-def lanes(broker: Server) -> Iterator[Lanes]:
+def opened(broker: Server) -> Iterator[Opened]:
+    """Opens a yard of a class, and closes it after the test."""
+    with ExitStack() as stack:
+        yield lambda kind: stack.enter_context(kind(broker.url))
+
+
+@pytest.fixture
+def lanes(opened: Opened) -> Lanes:
     """A yard whose workers are played by the test."""
-    opened = Lanes(broker.url)
-    yield opened
-    opened.close()
+    return opened(Lanes)
 
 
 @pytest.fixture
@@ -93,6 +101,18 @@ def led_host(plant: Plant, new_host: NewHost) -> NewHost:
 @pytest.fixture
 def operator(plant: Plant) -> Operator:
     return Operator(plant)
+
+
+@pytest.fixture
+def command(broker: Server, keys: Keys) -> Command:
+    """Runs a command on the test's yard, for an operator with a narrow terminal."""
+
+    def run(*words: str, **env: str) -> Result:
+        options = ["--redis-url", broker.url, "--yard", keys.yard]
+        known = {"COLUMNS": "80", "TOKENYARD_OPERATOR": "kim@north"}
+        return CliRunner().invoke(main, [*options, *words], env=known | env)
+
+    return run
 
 
 @pytest.fixture

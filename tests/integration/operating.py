@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from click.testing import Result
+
 from tests.support.hosts import Host
 from tests.support.processes import START_S, Plant
 from tests.support.streams import streams, wait_mid_stream
@@ -41,7 +43,10 @@ class Operator:
         return {one.name: one.reason for one in left}
 
 
+Command = Callable[..., Result]
 NewHost = Callable[..., Host]
+#: Opens a yard of a class.
+Opened = Callable[[type[Any]], Any]
 
 
 def running(plant: Plant, count: int = 3, max_tokens: int = 150, **fields: object) -> list[Request]:

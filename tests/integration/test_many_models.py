@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -15,10 +14,10 @@ from coordinator.coordinator import Coordinator
 from coordinator.dispatch.admission import refuse
 from coordinator.dispatch.entries import Entry
 from coordinator.dispatch.shares import WEIGHTS
+from tests.integration.operating import Opened
 from tests.integration.turned_yard import TurnedYard
 from tests.support.builders import make_request, worker_json
 from tests.support.lanes import LONG_MS
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
@@ -68,10 +67,8 @@ def demands(leading: Coordinator) -> dict[str, tuple[int, int]]:
 
 
 @pytest.fixture
-def yard(broker: Server) -> Iterator[Yard]:
-    opened = Yard(broker.url)
-    yield opened
-    opened.close()
+def yard(opened: Opened) -> Yard:
+    return opened(Yard)
 
 
 class TestNoneHidesAnother:
