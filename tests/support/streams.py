@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tests.support.builders import make_assignment, make_request
-from tests.support.processes import Answer, Plant
+from tests.support.processes import ANSWER_S, Answer, Plant
 from tests.support.waiting import eventually
+from tokenyard import Handle
 from tokenyard.protocol.wire import Request, SamplingParams
 from worker.engines import Finished
 from worker.engines.simulated.engine import SimulatedEngine
@@ -44,6 +45,15 @@ def check_exact(
         assert answer.result.tokens == wanted(request)
         answer.check_stream()
     return answers
+
+
+def check_handles(handles: Sequence[Handle], prompts: Sequence[list[int]], max_tokens: int) -> None:
+    """Check that a client's streams have the tokens of an undisturbed run, each once."""
+    params = SamplingParams(max_tokens=max_tokens)
+    for prompt, handle in zip(prompts, handles, strict=True):
+        tokens = handle.result(ANSWER_S).tokens
+        assert tokens == expected(make_request(tokens=prompt, params=params))
+        assert [token for delta in handle for token in delta.tokens] == tokens
 
 
 def check_beginning(plant: Plant, request: Request) -> Answer:
