@@ -83,10 +83,17 @@ class TestNoneHidesAnother:
         assert yard.wait_for_load(worker, 3) == ids
         assert yard.waiting() == 200
 
-    def test_requests_run_behind_many_for_a_full_model(self, yard: Yard) -> None:
+    @pytest.mark.parametrize(
+        "settings",
+        [{"max_batch": 8}, {"max_batch": 8, "deterministic": True, "expect_workers": 2}],
+        ids=["as they come", "deterministic"],
+    )
+    def test_requests_run_behind_many_for_a_full_model(
+        self, yard: Yard, settings: dict[str, Any]
+    ) -> None:
         full = yard.worker("a", lane_limit=1, model="a")
         free = yard.worker("b", model="b")
-        yard.coordinator(max_batch=8)
+        yard.coordinator(**settings)
 
         first = yard.ask("a", 200)
         ids = yard.ask("b", 3)
@@ -144,18 +151,6 @@ class TestNoneHidesAnother:
 
         for name, worker in workers.items():
             assert f"{name}-low0000" in yard.ids(worker)
-
-    def test_strict_order_is_per_model(self, yard: Yard) -> None:
-        # Given the deterministic mode, and a model whose worker is full
-        full = yard.worker("a", lane_limit=1, model="a")
-        free = yard.worker("b", model="b")
-        yard.coordinator(deterministic=True, expect_workers=2)
-
-        first = yard.ask("a", 3)
-        ids = yard.ask("b", 3)
-
-        assert yard.wait_for_load(free, 3) == ids
-        assert yard.ids(full) == first[:1]
 
 
 class TestDemand:
