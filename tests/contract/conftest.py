@@ -12,7 +12,6 @@ from tests.contract.blocking import BlockingClient, Loop
 from tests.contract.stand_in import StandIn
 from tokenyard import Client
 from tokenyard.protocol.keys import Keys
-from tokenyard.scripts import Scripts
 
 NewClient = Callable[..., Any]
 WAIT_S = 30.0
@@ -48,8 +47,8 @@ def new_client(new_client_at: NewClient, redis_url: str) -> NewClient:
 
 
 @pytest.fixture
-def yard(connection: redis.Redis, scripts: Scripts) -> StandIn:
+def yard(connection: redis.Redis, keys: Keys) -> StandIn:
     """The test's yard, served by a stand-in."""
-    stand_in = StandIn(connection, scripts)
+    stand_in = StandIn(connection, keys)
     stand_in.open()
     return stand_in
