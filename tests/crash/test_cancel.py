@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import psutil
 import pytest
 
 from tests.support.builders import make_request
@@ -116,9 +115,7 @@ def test_cancel_of_a_lost_workers_request_outlasts_the_rescue(plant: Plant) -> N
     plant.push_all(requests)
     wait_mid_stream(plant, requests)
     leader.kill()
-    host = [psutil.Process(controller.pid), *controller.children()]
-    for process in host:
-        process.suspend()
+    host = controller.suspend()
 
     # If they are cancelled before the rescue, during it, or while they wait for another worker
     cancel(plant, first)

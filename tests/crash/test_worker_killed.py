@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 
-import psutil
 import pytest
 
 from tests.support.builders import make_request
@@ -23,6 +22,7 @@ from tests.support.streams import (
 )
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import SamplingParams
+from tokenyard.yard.timeline import read_timeline
 
 pytestmark = pytest.mark.crash
 
@@ -88,18 +88,29 @@ def test_host_that_stalls_past_its_lease_is_fenced(plant: Plant) -> None:
     victim = next(worker for worker, info in workers.items() if info.name == "b")
     rescued = held_by(plant, requests, victim)
     assert rescued
-    stalled = [psutil.Process(controller.pid), *controller.children()]
-    for process in stalled:
-        process.suspend()
+    stalled = controller.suspend()
 
-    # If its lease ends, its requests continue elsewhere, and then it resumes
+    # If its lease ends, its requests continue elsewhere, and then its worker resumes
     plant.end_leases("b")
     eventually(lambda: not held_by(plant, requests, victim))
     eventually(lambda: all(plant.ledger(one.id).get("attempt") == "2" for one in rescued))
-    for process in stalled:
+    assert not any("refused" in plant.ledger(one.id) for one in rescued)
+    for process in stalled[1:]:
         process.resume()
 
-    # I expect it to join again, and none of its stale output to be published.
+    # I expect a ledger to tell what the fence refused,
+    (late, *_) = eventually(lambda: [one for one in rescued if "refused" in plant.ledger(one.id)])
+    stalled[0].resume()
+    at_ms, *said = plant.ledger(late.id)["refused"].split(" ")
+    assert said == [victim, "1", "tokens"]
+    timeline = read_timeline(plant, late.client, late.id)
+    told = f"attempt 1: the fence refused tokens of {victim}"
+    assert any(event.text.startswith(told) for event in timeline.events())
+    given_back_ms = timeline.attempts[0].given_back_ms
+    assert given_back_ms is not None
+    assert given_back_ms <= int(at_ms)
+
+    # the host to join again, and none of its stale output to be published.
     roster = plant.wait_for_workers(2)
     assert victim not in roster
     answers = check_exact(plant, requests)

@@ -85,6 +85,13 @@ class Program:
         """Send the program a signal."""
         self._process.send_signal(number)
 
+    def suspend(self) -> list[psutil.Process]:
+        """Suspend the program and its workers; which they are, in this order."""
+        processes = [psutil.Process(self.pid), *self.children()]
+        for process in processes:
+            process.suspend()
+        return processes
+
     def wait(self, timeout_s: float = START_S) -> int:
         """Wait for the end of the program; its exit status."""
         return self._process.wait(timeout_s)
