@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.contract.blocking import BlockingClient, Loop
+from tests.contract.blocking import Loop, blocking_client
 from tests.contract.stand_in import StandIn
 from tokenyard import Client
 from tokenyard.protocol.keys import Keys
@@ -29,7 +29,7 @@ def new_client_at(request: pytest.FixtureRequest, keys: Keys) -> Iterator[NewCli
             "connect_timeout_s": WAIT_S,
             "result_timeout_s": WAIT_S,
         } | options
-        client = BlockingClient(loop, url, **options) if loop else Client(url, **options)
+        client = blocking_client(loop, url, **options) if loop else Client(url, **options)
         clients.append(client)
         return client
 
