@@ -15,7 +15,7 @@ from tests.integration.local_pool import START_S, Start
 from tests.integration.operating import Command, NewHost, Opened, Operator
 from tests.integration.played_host import PlayedHost
 from tests.support.brokers import Cluster
-from tests.support.hosts import Host
+from tests.support.hosts import Host, processes
 from tests.support.lanes import Lanes
 from tests.support.processes import Plant
 from tests.support.servers import Server
@@ -57,20 +57,9 @@ def lanes(opened: Opened) -> Lanes:
 
 
 @pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    """A yard of real processes, which the test starts."""
-    with Plant(valkey_broker.url) as started:
-        yield started
-
-
-@pytest.fixture
 def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> PlayedYard:
     """A yard whose leader and workers are calls of scripts."""
     return PlayedYard(connection, keys, scripts)
-
-
-#: Options that add up to the number of a host's processes, with their defaults.
-_COUNTS = (("slots", 1), ("spares", 0), ("sleepers", 0))
 
 
 @pytest.fixture
@@ -79,7 +68,7 @@ def new_host(plant: Plant, tmp_path: Path) -> NewHost:
 
     def start(**options: object) -> Host:
         host = Host(plant, tmp_path, **options)
-        count = sum(int(str(options.get(name, least))) for name, least in _COUNTS)
+        count = processes(options)
         names = [f"host-{number}" for number in range(count)] if count > 1 else ["host"]
         host.wait("warm", *names)
         return host
