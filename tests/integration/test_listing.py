@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError
 
 from tests.support.builders import make_request, random_name, worker_json
 from tests.support.counting import Counting
-from tests.support.yard import LONG_MS, PlayedYard, QueuedRequest
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code
@@ -121,8 +121,7 @@ def test_requests_of_a_tenant_in_each_state(yard: PlayedYard) -> None:
     for tenant in ("acme", "bolt"):
         for state in ("waits", "runs", "done"):
             request = make_request(f"{tenant}-{state}", tenant=tenant)
-            yard.scripts.submit("low", [request])
-            waiting = QueuedRequest(request, f"low:{tenant}", yard.intake(f"low:{tenant}")[-1][0])
+            waiting = yard.submit(request, "low")
             if state != "waits":
                 assignment = yard.place(waiting, worker)
             if state == "done":
