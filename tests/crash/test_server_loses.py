@@ -17,7 +17,7 @@ import redis
 from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.servers import Server, find_binary
-from tests.support.streams import attempts, check_exact, streams, wait_mid_stream
+from tests.support.streams import attempts, begun, check_exact, check_serves
 from tests.support.waiting import eventually
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import Request, SamplingParams
@@ -109,13 +109,7 @@ def test_a_result_lost_by_the_server_is_published_again(
     assert (worker in plant.wait_for_workers(1)) is not is_fenced
     # and an empty lane.
     assert [plant.connection.xlen(plant.keys.lane(name)) for name in plant.roster()] == [0]
-    check_exact(plant, served_after(plant))
-
-
-def served_after(plant: Plant) -> list[Request]:
-    requests = streams(2, max_tokens=5)
-    plant.push_all(requests)
-    return requests
+    check_serves(plant)
 
 
 @pytest.mark.long
@@ -124,9 +118,7 @@ def test_streams_continue_after_the_tokens_that_the_server_kept(
 ) -> None:
     # Given streams that published more tokens than the server's disk holds
     plant.up(simulated_step_s=STEP_S)
-    requests = streams(3, max_tokens=200)
-    plant.push_all(requests)
-    wait_mid_stream(plant, requests)
+    requests = begun(plant, 3, max_tokens=200)
     copy = tmp_path / "copy"
     copy_at_rest(plant, own_broker, copy, requests[0])
     seen = [plant.published(one.id) for one in requests]

@@ -14,11 +14,12 @@ from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.streams import (
     attempts,
+    begun,
     check_exact,
+    check_serves,
     dead_letters,
     held_by,
     streams,
-    wait_mid_stream,
 )
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import SamplingParams
@@ -33,9 +34,7 @@ def test_streams_of_a_killed_worker_keep_their_tokens(plant: Plant) -> None:
     # Given two worker processes in the middle of eight streams, whose leases outlast the test
     plant.up(slots=2, simulated_step_s=STEP_S, lease_ms=600_000)
     workers = plant.roster()
-    requests = streams(8)
-    plant.push_all(requests)
-    wait_mid_stream(plant, requests)
+    requests = begun(plant, 8)
     victim = next(iter(workers))
     rescued = held_by(plant, requests, victim)
     assert 0 < len(rescued) < 8
@@ -82,9 +81,7 @@ def test_host_that_stalls_past_its_lease_is_fenced(plant: Plant) -> None:
     plant.worker(name="a", simulated_step_s=STEP_S)
     controller = plant.worker(name="b", simulated_step_s=STEP_S)
     workers = plant.wait_for_workers(2)
-    requests = streams(4, max_tokens=300)
-    plant.push_all(requests)
-    wait_mid_stream(plant, requests)
+    requests = begun(plant, 4, max_tokens=300)
     victim = next(worker for worker, info in workers.items() if info.name == "b")
     rescued = held_by(plant, requests, victim)
     assert rescued
@@ -117,9 +114,7 @@ def test_host_that_stalls_past_its_lease_is_fenced(plant: Plant) -> None:
     assert all(len(answer.results) == 1 for answer in answers)
     assert attempts(answers) == [2 if one in rescued else 1 for one in requests]
     assert controller.children() == stalled[1:], "the warm process goes on under a new name"
-    more = streams(4, max_tokens=5)
-    plant.push_all(more)
-    served = {answer.result.provenance.worker for answer in check_exact(plant, more)}
+    served = {answer.result.provenance.worker for answer in check_serves(plant, 4)}
     assert served == set(roster)
 
 

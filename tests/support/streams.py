@@ -77,6 +77,21 @@ def wait_mid_stream(plant: Plant, requests: Sequence[Request], least: int = 3) -
     eventually(lambda: all(plant.published(request.id) >= least for request in requests))
 
 
+def begun(plant: Plant, count: int, max_tokens: int = 150, **fields: object) -> list[Request]:
+    """Submit streams; they, once all of them have published some tokens."""
+    requests = streams(count, max_tokens, **fields)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests)
+    return requests
+
+
+def check_serves(plant: Plant, count: int = 2) -> list[Answer]:
+    """Check that the yard serves new streams; their answers."""
+    requests = streams(count, max_tokens=5)
+    plant.push_all(requests)
+    return check_exact(plant, requests)
+
+
 def held_by(plant: Plant, requests: Sequence[Request], worker: str) -> list[Request]:
     """The requests among these that are on a worker's lane."""
     return [one for one in requests if plant.ledger(one.id).get("worker") == worker]
