@@ -20,7 +20,7 @@ from tokenyard.protocol.control import Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import ModelInfo, WorkerTotals
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Move
+from tokenyard.scripts.answers import Move
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
 ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;\\u202e\\x1b[31m"

@@ -20,7 +20,7 @@ from tokenyard.board.pages.request import MOST_CHARACTERS, MOST_IDS, WIDTH, bar_
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Provenance, Usage, json_text
 from tokenyard.protocol.wire import Request, SamplingParams, request_fields
-from tokenyard.scripts import Publication
+from tokenyard.scripts.answers import Publication
 from tokenyard.yard.requests import STATES
 
 pytestmark = [pytest.mark.valkey_only, pytest.mark.usefixtures("wide_search")]

@@ -19,7 +19,7 @@ from tokenyard.ops import requests as actions
 from tokenyard.ops.names import request_name
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import request_fields
-from tokenyard.scripts import Publication
+from tokenyard.scripts.answers import Publication
 
 pytestmark = [pytest.mark.valkey_only, pytest.mark.usefixtures("wide_search")]
 

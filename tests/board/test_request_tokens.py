@@ -22,7 +22,7 @@ from tokenyard.board.pages.request import MOST_TOKENS, Tokenizers, token_rate
 from tokenyard.board.paging import request_address
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Publication
+from tokenyard.scripts.answers import Publication
 
 pytestmark = pytest.mark.valkey_only
 

@@ -16,7 +16,9 @@ from tokenyard.protocol.parse import parse_assignment, parse_request
 from tokenyard.protocol.replies import json_text
 from tokenyard.protocol.wire import Assignment, Request, unpack_tokens
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Dispatched, Move, Publication, Published, Scripts, load_scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Dispatched, Move, Publication, Published
+from tokenyard.scripts.calls import load_scripts
 
 LEASE_MS = 60_000
 MODEL = "adder"

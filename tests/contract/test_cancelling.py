@@ -31,8 +31,9 @@ from tokenyard.ops.names import request_name
 from tokenyard.ops.operation import Caller, carry_out
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Call, Scripts
+from tokenyard.scripts import Scripts
 from tokenyard.scripts import client as client_scripts
+from tokenyard.scripts.calls import Call
 
 RIGHTS = Path(__file__).parents[2] / "deploy/users.acl"
 

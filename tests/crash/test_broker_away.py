@@ -12,7 +12,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.streams import attempts, check_exact, check_serves, streams, wait_mid_stream
 from tests.support.waiting import eventually
-from tokenyard.scripts import Cancelled
+from tokenyard.scripts.answers import Cancelled
 
 pytestmark = pytest.mark.crash
 

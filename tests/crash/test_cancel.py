@@ -15,7 +15,7 @@ from tests.support.streams import (
 )
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import Request, SamplingParams
-from tokenyard.scripts import Cancelled, Submitted
+from tokenyard.scripts.answers import Cancelled, Submitted
 
 pytestmark = pytest.mark.crash
 

@@ -9,7 +9,7 @@ import redis
 
 from tests.deploy.rights import denied
 from tests.support.brokers import GuardedServer
-from tokenyard.scripts import load_scripts
+from tokenyard.scripts.calls import load_scripts
 
 #: The users that may log in; each password is the user's name.
 USERS = ("client", "coordinator", "worker", "admin", "batch", "gateway", "default")

@@ -11,7 +11,7 @@ from typing import Any
 import redis
 
 from tests.support.brokers import DEPLOY, GuardedServer
-from tokenyard.scripts import source
+from tokenyard.scripts.calls import source
 
 
 def denied(server: GuardedServer) -> list[str]:

@@ -16,7 +16,7 @@ from tests.support.brokers import GuardedServer
 from tests.support.builders import make_request
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.scripts import attend, request_cancel, submit
+from tokenyard.scripts.client import attend, request_cancel, submit
 
 HIGHEST = "18446744073709551615-18446744073709551615"
 

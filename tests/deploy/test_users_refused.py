@@ -18,7 +18,9 @@ from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import DesiredState, Order
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import CancelRequested, Scripts, request_cancel
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import CancelRequested
+from tokenyard.scripts.client import request_cancel
 
 MANAGEMENT = [
     ("FLUSHALL",),

@@ -20,7 +20,8 @@ from tokenyard.protocol.control import (
 )
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, encode_worker
-from tokenyard.scripts import Renewed, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Renewed
 
 ADDER = model_scope("adder")
 PAUSE = Order(signal="PAUSE")

@@ -15,7 +15,7 @@ from tests.support.builders import make_request
 from tokenyard.broker.connection import open_async_connection
 from tokenyard.protocol.errors import BrokerUnsuitable
 from tokenyard.protocol.keys import Keys, PriorityClass
-from tokenyard.scripts import Acceptance, Submitted
+from tokenyard.scripts.answers import Acceptance, Submitted
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -13,7 +13,8 @@ from tests.support.lanes import Lanes
 from tests.support.waiting import eventually
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import ALL, Order
-from tokenyard.scripts import Cancelled, request_cancel
+from tokenyard.scripts.answers import Cancelled
+from tokenyard.scripts.client import request_cancel
 
 
 class Yard(Lanes):

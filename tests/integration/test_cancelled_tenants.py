@@ -14,7 +14,7 @@ from tests.support.tenants import TenantYard
 from tests.support.waiting import eventually
 from tokenyard.protocol.tenants import MINUTE, TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams
-from tokenyard.scripts import CancelledUse
+from tokenyard.scripts.answers import CancelledUse
 
 STEP_S = 0.02
 TOKENS, MOST = 10, 8000

@@ -37,16 +37,9 @@ from tokenyard.broker.discovery import Address, ClusterNodes
 from tokenyard.doctor import check_server, gather
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import (
-    Call,
-    Publication,
-    Published,
-    Renewed,
-    Scripts,
-    command_of,
-    load_scripts,
-)
-from tokenyard.scripts.calls import script_names
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Publication, Published, Renewed
+from tokenyard.scripts.calls import Call, command_of, load_scripts, script_names
 
 AWAY_S = 60.0
 

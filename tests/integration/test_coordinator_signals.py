@@ -16,7 +16,7 @@ from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import ALL, Order, Signal, model_scope, worker_scope
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import to_result
-from tokenyard.scripts import Cancelled
+from tokenyard.scripts.answers import Cancelled
 
 
 class Yard(Lanes):

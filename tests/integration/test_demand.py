@@ -16,7 +16,7 @@ from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from tokenyard.protocol import leader_reports
 from tokenyard.protocol.leader_reports import FIELD
-from tokenyard.scripts import submit
+from tokenyard.scripts.client import submit
 
 pytestmark = pytest.mark.valkey_only
 

@@ -17,7 +17,7 @@ from tokenyard import Client
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import INTAKE_CLASSES
 from tokenyard.protocol.wire import Request
-from tokenyard.scripts import Submitted
+from tokenyard.scripts.answers import Submitted
 
 AWAY_S = 60.0
 #: As many as run at once, and as many as wait.

@@ -10,7 +10,7 @@ from tests.integration.turned_yard import TurnedYard
 from tests.support.builders import make_delta, make_request
 from tests.support.waiting import eventually
 from tokenyard.protocol.replies import to_result
-from tokenyard.scripts import Publication
+from tokenyard.scripts.answers import Publication
 
 
 class Yard(TurnedYard):

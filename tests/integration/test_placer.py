@@ -16,7 +16,7 @@ from tests.support.builders import make_request
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.schedules import read_placings
 from tests.support.waiting import eventually
-from tokenyard.scripts import LostLeadership
+from tokenyard.scripts.calls import LostLeadership
 
 
 class Queue:

@@ -21,7 +21,8 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Published, Scripts, Settled
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Published, Settled
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import RequestError, TokenDelta
 from worker.process.outcomes import Aborted, Run, charged_name

@@ -22,7 +22,8 @@ from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
 from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, parse_pass
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Publication, Published, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Publication, Published
 
 
 @pytest.fixture

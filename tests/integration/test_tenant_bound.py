@@ -23,7 +23,8 @@ from coordinator.dispatch.tenant_shares import service_gap
 from tests.support.servers import Server
 from tests.support.tenants import TenantYard
 from tokenyard.protocol.keys import PRIORITY_CLASSES, intake_name
-from tokenyard.scripts import Cancelled, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Cancelled
 
 pytestmark = pytest.mark.timeout(400)
 

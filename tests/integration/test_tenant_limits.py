@@ -13,7 +13,7 @@ from tests.support.waiting import eventually
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.protocol.worker_info import ServingInfo
-from tokenyard.scripts import Submitted
+from tokenyard.scripts.answers import Submitted
 
 
 @pytest.fixture

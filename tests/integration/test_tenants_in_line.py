@@ -15,7 +15,7 @@ from tests.support.yard import LONG_MS, PlayedYard, QueuedRequest
 from tokenyard.ops.tenants import apply_changes, changes_to
 from tokenyard.protocol.keys import intake_name
 from tokenyard.protocol.tenants import TenantSettings
-from tokenyard.scripts import Charge, Dispatched
+from tokenyard.scripts.answers import Charge, Dispatched
 from tokenyard.yard.history import SnapshotHistory, read_snapshot
 from tokenyard.yard.line import read_line, shares_between
 from tokenyard.yard.listing import Query, find_owners, list_requests

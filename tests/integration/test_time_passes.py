@@ -15,7 +15,8 @@ from tests.support.timed_yard import LEASE_MS, TimedYard
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.wire import SamplingParams
-from tokenyard.scripts import CLIENT_LEASE_MS, Submitted
+from tokenyard.scripts.answers import Submitted
+from tokenyard.scripts.client import CLIENT_LEASE_MS
 
 LEASE_S = LEASE_MS // 1000
 LONG = SamplingParams(max_tokens=1000)

@@ -26,7 +26,7 @@ from tokenyard.protocol.control import (
     worker_scope,
 )
 from tokenyard.protocol.wire import Request
-from tokenyard.scripts import Dispatched, Move
+from tokenyard.scripts.answers import Dispatched, Move
 
 
 class TestPause:

@@ -26,7 +26,9 @@ from tokenyard.protocol.wire import (
     prompt_value,
     unpack_tokens,
 )
-from tokenyard.scripts import Why, destination, waits_at
+from tokenyard.scripts.answers import Why
+from tokenyard.scripts.calls import destination
+from tokenyard.scripts.client import waits_at
 
 Name = tuple[str, str]  # of a request: client and id
 CLIENTS = {"flat": "", "framed": "replies:framed"}

@@ -9,7 +9,7 @@ from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Request, SamplingParams
-from tokenyard.scripts import Acceptance, Submitted
+from tokenyard.scripts.answers import Acceptance, Submitted
 
 ACCEPTED, QUOTA = Submitted.ACCEPTED, Submitted.QUOTA
 #: Tokens of a request of these tests, prompt and answer.

@@ -9,7 +9,7 @@ from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.replies import ErrorInfo, Reply, Usage, json_text
 from tokenyard.protocol.wire import Assignment, pack_tokens
-from tokenyard.scripts import CancelledUse, Charge, Dispatched, Publication
+from tokenyard.scripts.answers import CancelledUse, Charge, Dispatched, Publication
 
 TOKENS = 10  # of each prompt here
 

@@ -11,7 +11,7 @@ from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, QueuedRequest, requests
 from tokenyard.protocol.keys import PRIORITY_CLASSES, TENANTS_QUEUED_TOKENS
 from tokenyard.protocol.wire import Request
-from tokenyard.scripts import Acceptance, Submitted
+from tokenyard.scripts.answers import Acceptance, Submitted
 
 FAR_MS = 9_999_999_999_999
 

@@ -12,7 +12,8 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Refused, pack_tokens, request_fields
-from tokenyard.scripts import Answered, destination
+from tokenyard.scripts.answers import Answered
+from tokenyard.scripts.calls import destination
 
 
 @pytest.mark.parametrize("kind", [make_request, framed])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, requests
-from tokenyard.scripts import CLIENT_LEASE_MS, attend
+from tokenyard.scripts.client import CLIENT_LEASE_MS, attend
 
 
 def submit(yard: PlayedYard, *names: str) -> None:

@@ -9,7 +9,8 @@ import pytest
 from tests.support.builders import framed, worker_json
 from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.protocol.control import Command, DesiredState, Order, encode_desired
-from tokenyard.scripts import Scripts, request_cancel
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.client import request_cancel
 
 LOAD = Command(verb="load", worker="w.1", model="adder")
 

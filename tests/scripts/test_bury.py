@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.yard import PlayedYard
-from tokenyard.scripts import Answered
+from tokenyard.scripts.answers import Answered
 
 
 def test_entry_moves_to_the_dead_letters_with_the_reason(yard: PlayedYard) -> None:

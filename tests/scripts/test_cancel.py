@@ -17,14 +17,9 @@ from tokenyard.protocol.wire import (
     pack_tokens,
     request_fields,
 )
-from tokenyard.scripts import (
-    Call,
-    Cancelled,
-    Dispatched,
-    Published,
-    Submitted,
-    cancel,
-)
+from tokenyard.scripts.answers import Cancelled, Dispatched, Published, Submitted
+from tokenyard.scripts.calls import Call
+from tokenyard.scripts.client import cancel
 
 KINDS = [make_request, framed]
 REASON = "changed my mind"

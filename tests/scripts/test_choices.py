@@ -9,7 +9,7 @@ from tests.support.builders import make_delta, make_request
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams
-from tokenyard.scripts import Publication, Published
+from tokenyard.scripts.answers import Publication, Published
 
 LIMITS = CoordinatorSettings(redis_url="redis://x")
 

@@ -11,7 +11,7 @@ from tokenyard.protocol.control import (
     decode_acknowledgement,
     parse_command,
 )
-from tokenyard.scripts import LostLeadership
+from tokenyard.scripts.calls import LostLeadership
 
 LOAD = Command(verb="load", worker="w.1", model="adder", why="the test says so")
 

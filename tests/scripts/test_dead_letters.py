@@ -8,7 +8,7 @@ from tokenyard.ops.letters import GONE, drop_letters, requeue_letters
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.wire import Request
-from tokenyard.scripts import Answered
+from tokenyard.scripts.answers import Answered
 from tokenyard.yard.letters import WholeLetter, dead_letters, find_letter
 
 

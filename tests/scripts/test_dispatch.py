@@ -9,7 +9,7 @@ from tests.support.yard import PlayedYard, QueuedRequest, requests
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import MAX_FIELDS, Request, request_fields
-from tokenyard.scripts import Dispatched, Published
+from tokenyard.scripts.answers import Dispatched, Published
 
 HIGHEST = "18446744073709551615-18446744073709551615"
 

@@ -10,7 +10,7 @@ from tests.support.builders import framed, make_delta, make_request
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment, pack_tokens, unpack_tokens
-from tokenyard.scripts import Publication, Published
+from tokenyard.scripts.answers import Publication, Published
 
 KINDS = [make_request, framed]
 

@@ -10,16 +10,16 @@ from tests.support.builders import make_delta, make_result
 from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.control import Command
 from tokenyard.protocol.wire import Assignment
-from tokenyard.scripts import (
+from tokenyard.scripts.answers import (
     Answered,
     Dispatched,
     HandedBack,
-    LostLeadership,
     LostRequest,
     Publication,
     Published,
     Reconciled,
 )
+from tokenyard.scripts.calls import LostLeadership
 
 LOAD = Command(verb="load", worker="w.1", model="adder")
 

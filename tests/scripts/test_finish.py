@@ -8,7 +8,7 @@ import pytest
 from tests.support.builders import framed, make_delta, make_request, make_result
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import Assignment, Request
-from tokenyard.scripts import Publication, Published
+from tokenyard.scripts.answers import Publication, Published
 
 KINDS = [make_request, framed]
 

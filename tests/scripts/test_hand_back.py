@@ -7,7 +7,7 @@ import pytest
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import pack_tokens
-from tokenyard.scripts import HandedBack
+from tokenyard.scripts.answers import HandedBack
 
 
 def test_request_waits_again_with_tokens_faults_and_a_pause(yard: PlayedYard, worker: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard
-from tokenyard.scripts import Submitted
+from tokenyard.scripts.answers import Submitted
 
 INVALID = ["garbage", "", "1.5", "inf", "nan", "9" * 30, "9223372036854775807"]
 

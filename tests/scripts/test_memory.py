@@ -7,7 +7,14 @@ import redis
 
 from tests.support.builders import framed, make_delta, make_request, make_result, worker_json
 from tests.support.yard import LONG_MS, PlayedYard
-from tokenyard.scripts import Answered, Cancelled, HandedBack, Publication, Published, Renewed
+from tokenyard.scripts.answers import (
+    Answered,
+    Cancelled,
+    HandedBack,
+    Publication,
+    Published,
+    Renewed,
+)
 
 
 def test_new_request_is_refused_and_leaves_no_trace(yard: PlayedYard) -> None:

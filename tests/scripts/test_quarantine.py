@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.yard import PlayedYard
-from tokenyard.scripts import Dispatched, Published
+from tokenyard.scripts.answers import Dispatched, Published
 
 
 def test_suspect_gets_an_empty_lane_and_marks_it(yard: PlayedYard, worker: str) -> None:

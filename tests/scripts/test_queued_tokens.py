@@ -13,7 +13,7 @@ from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.wire import ChatOptions, Request, chat_fields, prompt_value, request_fields
-from tokenyard.scripts import Transfer, Transferred
+from tokenyard.scripts.answers import Transfer, Transferred
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 CHATS = {

@@ -14,7 +14,8 @@ from tests.support.yard import PlayedYard
 from tokenyard.protocol.keys import TENANT_CAME, TENANTS_QUEUED_TOKENS
 from tokenyard.protocol.wire import SamplingParams
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts, Submitted
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Submitted
 from tokenyard.yard.tenants import read_tenants
 
 

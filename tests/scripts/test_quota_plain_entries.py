@@ -9,7 +9,7 @@ from tests.scripts.tenant_rig import TOKENS, dispatch, result
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.errors import Code
-from tokenyard.scripts import Transfer, TransferAnswer, Transferred
+from tokenyard.scripts.answers import Transfer, TransferAnswer, Transferred
 
 
 def push(yard: PlayedYard, name: str, **fields: str) -> QueuedRequest:

@@ -9,7 +9,7 @@ from tests.scripts.quota_rig import accept, limit
 from tests.scripts.tenant_rig import dispatch, result
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, QueuedRequest
-from tokenyard.scripts import Charge, Dispatched, Move
+from tokenyard.scripts.answers import Charge, Dispatched, Move
 
 
 def charged(waiting: QueuedRequest, worker: str, tenant: str = "acme") -> Move:

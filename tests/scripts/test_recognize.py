@@ -7,7 +7,7 @@ import pytest
 from tests.support.builders import worker_json
 from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.protocol.wire import pack_tokens
-from tokenyard.scripts import Published, Renewed
+from tokenyard.scripts.answers import Published, Renewed
 
 NOT_LEADER = -1
 

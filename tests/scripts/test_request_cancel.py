@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.yard import PlayedYard
-from tokenyard.scripts import CancelRequested, request_cancel
 from tokenyard.scripts import client as client_scripts
+from tokenyard.scripts.answers import CancelRequested
+from tokenyard.scripts.client import request_cancel
 
 
 def ask(yard: PlayedYard, request_id: str, client: str = "ann") -> CancelRequested:

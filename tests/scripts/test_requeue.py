@@ -10,7 +10,8 @@ from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens
-from tokenyard.scripts import Publication, Published, requeue
+from tokenyard.scripts.answers import Publication, Published
+from tokenyard.scripts.client import requeue
 
 
 def die(yard: PlayedYard, request: Request) -> Assignment:

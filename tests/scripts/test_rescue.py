@@ -7,7 +7,8 @@ import pytest
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import Assignment, pack_tokens
-from tokenyard.scripts import RESCUE_HELD, Published
+from tokenyard.scripts.answers import Published
+from tokenyard.scripts.leader import RESCUE_HELD
 
 
 def held(assignment: Assignment) -> tuple[str, str, str]:

@@ -32,15 +32,10 @@ from tests.scripts.model import (
 from tests.scripts.walk import LANE_LIMIT, SEEDS, Walk
 from tests.support.effort import examples
 from tests.support.servers import Server
-from tokenyard.scripts import (
-    RESCUE_HELD,
-    RETIRE_UNKNOWN,
-    LostLeadership,
-    LostRequest,
-    Reconciled,
-    Renewed,
-    Why,
-)
+from tokenyard.scripts.answers import LostRequest, Reconciled, Renewed, Why
+from tokenyard.scripts.calls import LostLeadership
+from tokenyard.scripts.leader import RESCUE_HELD
+from tokenyard.scripts.worker import RETIRE_UNKNOWN
 
 
 class WalkWithMishaps(Walk):

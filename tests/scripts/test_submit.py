@@ -13,7 +13,8 @@ from tests.support.yard import PlayedYard, QueuedRequest, requests
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import SamplingParams
-from tokenyard.scripts import Submitted, submit
+from tokenyard.scripts.answers import Submitted
+from tokenyard.scripts.client import submit
 
 
 def test_new_request_waits_under_its_server_id(yard: PlayedYard) -> None:

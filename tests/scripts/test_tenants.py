@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.scripts.tenant_rig import TOKENS, counts, dispatch, line, result, service, submit, usage
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard
-from tokenyard.scripts import Transfer, Transferred
+from tokenyard.scripts.answers import Transfer, Transferred
 
 
 class TestSubmit:

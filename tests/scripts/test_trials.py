@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.yard import PlayedYard, QueuedRequest
-from tokenyard.scripts import Dispatched, Published
+from tokenyard.scripts.answers import Dispatched, Published
 
 
 def put_on_trial(yard: PlayedYard, worker: str, count: int) -> list[QueuedRequest]:

@@ -7,7 +7,8 @@ import pytest
 from tests.support.builders import worker_json
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.worker_info import WorkerTotals
-from tokenyard.scripts import RETIRE_UNKNOWN, Renewed
+from tokenyard.scripts.answers import Renewed
+from tokenyard.scripts.worker import RETIRE_UNKNOWN
 
 
 def lease(yard: PlayedYard, worker: str) -> float | None:

@@ -34,23 +34,22 @@ from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import TERMINAL, refusal
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, request_fields, unpack_tokens
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import (
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import (
     Answered,
     Cancelled,
     Charge,
     Dispatched,
     HandedBack,
-    LostLeadership,
     Move,
     Publication,
     Published,
-    Scripts,
     Submitted,
     Transfer,
     Transferred,
-    cancel,
-    requeue,
 )
+from tokenyard.scripts.calls import LostLeadership
+from tokenyard.scripts.client import cancel, requeue
 
 LANE_LIMIT = 3
 # Drawn as one number: separate draws of Hypothesis come mostly from the low end.

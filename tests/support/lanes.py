@@ -25,7 +25,8 @@ from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.wire import Assignment, Request, request_fields
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Publication, Published, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Publication, Published
 
 LONG_MS = 600_000
 STOP_S = 30.0

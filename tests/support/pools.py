@@ -14,7 +14,7 @@ import pytest
 
 import worker.host.process_handle
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.scripts import Why
+from tokenyard.scripts.answers import Why
 from worker.engines import EngineInfo, Memory
 from worker.host.allocation import Goal
 from worker.host.diagnosis import FailedStart

@@ -16,7 +16,8 @@ from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.replies import Usage
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams
-from tokenyard.scripts import Acceptance, Publication, submit
+from tokenyard.scripts.answers import Acceptance, Publication
+from tokenyard.scripts.client import submit
 
 #: So many turns in a row must change nothing before a yard is at rest.
 CALM = 3

@@ -24,7 +24,8 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import LostLeadership, Scripts
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.calls import LostLeadership
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import Memory
 from worker.engines.simulated.engine import SimulatedEngine

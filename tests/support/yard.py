@@ -25,17 +25,10 @@ from tokenyard.protocol.replies import Reply, decode_replies, decode_reply, refu
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.wire import Assignment, Request
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import (
-    Answered,
-    Dispatched,
-    Move,
-    Publication,
-    Published,
-    Scripts,
-    Submitted,
-    destination,
-    waits_at,
-)
+from tokenyard.scripts import Scripts
+from tokenyard.scripts.answers import Answered, Dispatched, Move, Publication, Published, Submitted
+from tokenyard.scripts.calls import destination
+from tokenyard.scripts.client import waits_at
 
 LONG_MS = 600_000
 LONGEST_TEST_S = 600

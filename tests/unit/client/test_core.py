@@ -16,7 +16,8 @@ from tokenyard.client.sync import LISTEN_TIMEOUT_S
 from tokenyard.protocol.errors import BrokerUnavailable, BrokerUnsuitable, QueueFull
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.replies import encode_reply
-from tokenyard.scripts import Acceptance, Call, Submitted
+from tokenyard.scripts.answers import Acceptance, Submitted
+from tokenyard.scripts.calls import Call
 
 
 def make_core() -> ClientCore:

@@ -20,7 +20,7 @@ from gateway.queue.yard import BurstSubmitter
 from tests.support.builders import make_request
 from tokenyard.protocol.gateway_settings import MAX_BODY_ITEMS, GatewaySettings
 from tokenyard.protocol.keys import Keys
-from tokenyard.scripts import Acceptance, Submitted
+from tokenyard.scripts.answers import Acceptance, Submitted
 
 
 @pytest.mark.parametrize(

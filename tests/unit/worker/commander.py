@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.pools import MEMORY, PAIR, A, B, Theatre, engine_info
 from tokenyard.protocol.control import Acknowledgement, Command, Verb
-from tokenyard.scripts import Why
+from tokenyard.scripts.answers import Why
 from worker.host.allocation import Goal, fits
 from worker.host.commands import CommandHandler
 from worker.host.diagnosis import FailedStart

@@ -12,7 +12,7 @@ from tests.support.loop_rig import LoopRig, finished
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
-from tokenyard.scripts import CancelledUse, Publication
+from tokenyard.scripts.answers import CancelledUse, Publication
 from worker.engines import RequestError, TokenDelta
 from worker.messages import (
     Asleep,

@@ -10,7 +10,7 @@ from tests.support.builders import make_assignment, make_request
 from tests.support.loop_rig import INFO
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
-from tokenyard.scripts import Publication
+from tokenyard.scripts.answers import Publication
 from worker.process.outcomes import Remembered, Run, result_reply
 from worker.process.recent_results import MOST_BYTES, RecentResults
 
