@@ -27,6 +27,7 @@ from tests.support.counting import Counting
 from tests.support.effort import DEFAULT_EXAMPLES
 from tests.support.fake_clock import FakeClock, begin_test, faked
 from tests.support.leftovers import end_leftovers, mark_descendants
+from tests.support.processes import Plant
 from tests.support.servers import Server, ServerName, find_binary
 from tests.support.zygote import stop_zygote
 from tokenyard.protocol.keys import Keys
@@ -195,6 +196,13 @@ def valkey_broker(
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def plant(valkey_broker: Server) -> Iterator[Plant]:
+    """A yard of real processes, which the test starts and may kill."""
+    with Plant(valkey_broker.url) as started:
+        yield started
 
 
 @pytest.fixture

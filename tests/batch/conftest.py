@@ -45,7 +45,7 @@ WriteLines = Callable[[str, Lines], Path]
 def plant(no_leftover_processes: None, valkey_broker: Server) -> Iterator[Plant]:
     """A yard with a coordinator and a worker that answers immediately."""
     with Plant(valkey_broker.url) as plant:
-        plant.serve()
+        plant.up()
         yield plant
 
 
@@ -224,7 +224,7 @@ def yard(
 ) -> Iterator[BatchYard]:
     """A yard that answers; its workers of RQ are started by the tests."""
     with Plant(new_server("valkey", aof=False).url) as plant:
-        plant.serve(**STEADY)
+        plant.up(**STEADY)
         made = BatchYard(plant, tmp_path, write_lines)
         yield made
         made.end()

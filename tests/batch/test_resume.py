@@ -30,7 +30,7 @@ KILLS = 5
 def steady_plant(no_leftover_processes: None, valkey_broker: Server) -> Iterator[Plant]:
     """A yard slow enough that a test can kill a job midway."""
     with Plant(valkey_broker.url) as plant:
-        plant.serve(**STEADY)
+        plant.up(**STEADY)
         yield plant
 
 
@@ -130,7 +130,7 @@ def test_a_job_survives_the_death_of_a_worker(
     valkey_broker: Server, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     with Plant(valkey_broker.url) as plant:
-        worker = plant.serve(**STEADY)
+        worker = plant.up(**STEADY)
         source = write_lines("in.jsonl", [completion(number) for number in range(LINES)])
         target = tmp_path / "out.jsonl"
         process = start(plant, tmp_path / "log", "run", source, "-o", target)

@@ -99,7 +99,7 @@ def moves(text: str) -> list[str]:
 def plant(valkey_broker: Server) -> Iterator[Plant]:
     """A yard in which every text of a client is hostile."""
     with Plant(valkey_broker.url) as plant:
-        plant.serve()
+        plant.up()
         plant.wait_for_leader()
         yield plant
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from tokenyard import AsyncClient, AsyncHandle
@@ -46,90 +46,40 @@ class Loop:
         self._loop.close()
 
 
-class BlockingClient:
-    """`AsyncClient`, called from outside its loop."""
+class Blocking:
+    """An `AsyncClient`, or a handle of one, whose methods are called from outside its loop."""
 
-    def __init__(self, loop: Loop, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, loop: Loop, inner: AsyncClient | AsyncHandle) -> None:
         self._loop = loop
-
-        async def make() -> AsyncClient:
-            return AsyncClient(*args, **kwargs)
-
-        self._client = loop.run(make())
+        self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    def start(self) -> None:
-        self._loop.run(self._client.start())
-
-    def close(self) -> None:
-        self._loop.run(self._client.close())
-
-    def info(self) -> Any:
-        return self._loop.run(self._client.info())
-
-    def submit(self, prompt: Any, **options: Any) -> BlockingHandle:
-        with self._blocking_accepted():
-            handle = self._loop.run(self._client.submit(prompt, **options))
-        return BlockingHandle(self._loop, handle)
-
-    def submit_many(self, items: Any, **shared: Any) -> list[BlockingHandle]:
-        with self._blocking_accepted():
-            handles = self._loop.run(self._client.submit_many(items, **shared))
-        return [BlockingHandle(self._loop, handle) for handle in handles]
-
-    @contextlib.contextmanager
-    def _blocking_accepted(self) -> Iterator[None]:
-        try:
-            yield
-        except SubmissionError as refused:
-            refused.accepted = [BlockingHandle(self._loop, each) for each in refused.accepted]
-            raise
-
-    def map(self, items: Any, **options: Any) -> Iterator[Any]:
-        return self._loop.each(self._client.map(items, **options))
-
-    def attach(self, request_id: str) -> BlockingHandle:
-        return BlockingHandle(self._loop, self._loop.run(self._client.attach(request_id)))
-
-    def status(self, request_id: str) -> Any:
-        return self._loop.run(self._client.status(request_id))
-
-    def cancel(self, request_id: str) -> Any:
-        return self._loop.run(self._client.cancel(request_id))
-
-
-class BlockingHandle:
-    """`AsyncHandle`, called from outside its loop."""
-
-    def __init__(self, loop: Loop, handle: AsyncHandle) -> None:
-        self._loop = loop
-        self._handle = handle
-
-    @property
-    def id(self) -> str:
-        return self._handle.id
-
-    @property
-    def position(self) -> int | None:
-        return self._handle.position
-
-    @property
-    def eta_s(self) -> float | None:
-        return self._handle.eta_s
-
-    def cancel(self) -> Any:
-        return self._loop.run(self._handle.cancel())
-
-    def result(self, timeout: float | None = None) -> Any:
-        return self._loop.run(self._handle.result(timeout))
-
-    def wait(self, timeout: float | None = None) -> Any:
-        return self._loop.run(self._handle.wait(timeout))
-
-    def status(self) -> Any:
-        return self._loop.run(self._handle.status())
+        found = getattr(self._inner, name)
+        return functools.partial(self._call, found) if callable(found) else found
 
     def __iter__(self) -> Iterator[Any]:
-        return self._loop.each(aiter(self._handle))
+        return self._loop.each(aiter(self._inner))
+
+    def _call(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        answer = method(*args, **options)
+        if isinstance(answer, AsyncIterator):
+            return self._loop.each(answer)
+        try:
+            return self._blocking(self._loop.run(answer))
+        except SubmissionError as refused:
+            refused.accepted = self._blocking(refused.accepted)
+            raise
+
+    def _blocking(self, answer: Any) -> Any:
+        if isinstance(answer, list):
+            return [self._blocking(one) for one in answer]
+        return Blocking(self._loop, answer) if isinstance(answer, AsyncHandle) else answer
+
+
+def blocking_client(loop: Loop, *args: Any, **options: Any) -> Any:
+    """An `AsyncClient` with the methods of the synchronous one."""
+
+    async def make() -> AsyncClient:
+        return AsyncClient(*args, **options)
+
+    return Blocking(loop, loop.run(make()))

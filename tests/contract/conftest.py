@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import redis
 
-from tests.contract.blocking import BlockingClient, Loop
+from tests.contract.blocking import Loop, blocking_client
 from tests.contract.stand_in import StandIn
 from tokenyard import Client
 from tokenyard.protocol.keys import Keys
-from tokenyard.scripts import Scripts
 
 NewClient = Callable[..., Any]
 WAIT_S = 30.0
@@ -30,7 +29,7 @@ def new_client_at(request: pytest.FixtureRequest, keys: Keys) -> Iterator[NewCli
             "connect_timeout_s": WAIT_S,
             "result_timeout_s": WAIT_S,
         } | options
-        client = BlockingClient(loop, url, **options) if loop else Client(url, **options)
+        client = blocking_client(loop, url, **options) if loop else Client(url, **options)
         clients.append(client)
         return client
 
@@ -48,8 +47,8 @@ def new_client(new_client_at: NewClient, redis_url: str) -> NewClient:
 
 
 @pytest.fixture
-def yard(connection: redis.Redis, scripts: Scripts) -> StandIn:
+def yard(connection: redis.Redis, keys: Keys) -> StandIn:
     """The test's yard, served by a stand-in."""
-    stand_in = StandIn(connection, scripts)
+    stand_in = StandIn(connection, keys)
     stand_in.open()
     return stand_in

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Self
 
 import msgspec
 import redis
 
 from tests.contract.turns import taking_turns
 from tests.support.builders import make_delta, make_result, worker_json
-from tokenyard.protocol.keys import PRIORITY_CLASSES, intake_name
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name
 from tokenyard.protocol.parse import parse_assignment, parse_request
 from tokenyard.protocol.replies import json_text
 from tokenyard.protocol.wire import Assignment, Request, unpack_tokens
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Dispatched, Move, Publication, Published
 from tokenyard.scripts.calls import load_scripts
@@ -36,13 +37,12 @@ def spell(tokens: Sequence[int]) -> str:
     return "".join(map(chr, tokens))
 
 
-class StandIn:
+class StandIn(Yard):
     """Leads a yard and works in it, using only the scripts."""
 
-    def __init__(self, connection: redis.Redis, scripts: Scripts) -> None:
-        self._redis = connection
-        self._scripts = scripts
-        self._keys = scripts.keys
+    def __init__(self, connection: redis.Redis, keys: Keys) -> None:
+        super().__init__(connection, keys)
+        self.scripts = Scripts(self)
         self._token = ""
         self._published: dict[str, list[int]] = {}
         self.worker = ""
@@ -50,10 +50,19 @@ class StandIn:
         self.lane: dict[str, Assignment] = {}
         self.seen: list[Request] = []
 
+    @classmethod
+    @contextmanager
+    def at(cls, url: str, keys: Keys) -> Iterator[Self]:
+        """One that has opened a yard of a server, until the block ends."""
+        with redis.Redis.from_url(url, socket_timeout=30.0) as connection:
+            stand_in = cls(connection, keys)
+            stand_in.open()
+            yield stand_in
+
     def open(self) -> None:
         """Lead, publish the handshake, and join as a worker."""
-        load_scripts(self._redis)
-        self._token = self._scripts.lead("stand-in", LEASE_MS)
+        load_scripts(self.connection)
+        self._token = self.scripts.lead("stand-in", LEASE_MS)
         self.tell(
             protocol=1,
             models=msgspec.json.encode([MODEL]),
@@ -62,29 +71,29 @@ class StandIn:
             max_request_bytes=1024 * 1024,
             coordinator="stand-in",
         )
-        self.worker = self._scripts.register("w", LEASE_MS, worker_json("w", model=MODEL))
+        self.worker = self.scripts.register("w", LEASE_MS, worker_json("w", model=MODEL))
 
     def tell(self, **info: Any) -> None:
         """Change facts of the handshake."""
-        self._redis.hset(self._keys.info, mapping=info)
+        self.connection.hset(self.keys.info, mapping=info)
 
     def dispatch(self) -> int:
         """Move all waiting requests onto the lane; their number."""
         taken = 0
-        tenants = [name.decode() for name in self._redis.zrange(self._keys.line, 0, -1)]
+        tenants = [name.decode() for name in self.connection.zrange(self.keys.line, 0, -1)]
         for intake in (
             intake_name(name, tenant) for tenant in ("", *tenants) for name in PRIORITY_CLASSES
         ):
-            for entry, fields in self._redis.xrange(self._keys.intake(intake)):
+            for entry, fields in self.connection.xrange(self.keys.intake(intake)):
                 request = parse_request(fields)
                 assert isinstance(request, Request), request
                 self.seen.append(request)
                 move = Move(
                     intake, entry.decode(), request.client, request.id, self.worker, 1_000_000
                 )
-                assert self._scripts.dispatch(self._token, [move]) == [Dispatched.DISPATCHED]
+                assert self.scripts.dispatch(self._token, [move]) == [Dispatched.DISPATCHED]
                 taken += 1
-        for entry, fields in self._redis.xrange(self._keys.lane(self.worker)):
+        for entry, fields in self.connection.xrange(self.keys.lane(self.worker)):
             if b"cancel" in fields:
                 self._abort(entry.decode(), fields[b"cancel"].decode())
                 continue
@@ -95,7 +104,7 @@ class StandIn:
 
     def _abort(self, entry: str, cancelled: str) -> None:
         """Drop a request that was cancelled on the lane."""
-        self._redis.xdel(self._keys.lane(self.worker), entry)
+        self.connection.xdel(self.keys.lane(self.worker), entry)
         self.lane = {key: each for key, each in self.lane.items() if each.entry != cancelled}
 
     def emit(self, request_id: str, tokens: Sequence[int], **fields: Any) -> None:
@@ -104,7 +113,7 @@ class StandIn:
         fields.setdefault("text", spell(tokens) if self._wants_text(request_id) else None)
         delta = make_delta(request_id, len(before), tokens, **fields)
         publication = Publication(self.lane[request_id], delta)
-        assert self._scripts.emit(self.worker, [publication]) == [Published.PUBLISHED]
+        assert self.scripts.emit(self.worker, [publication]) == [Published.PUBLISHED]
         before += tokens
 
     def finish(self, request_id: str, tokens: Sequence[int] = (), **fields: Any) -> None:
@@ -120,7 +129,7 @@ class StandIn:
         return Publication(self.lane.pop(request_id), result)
 
     def _finish_all(self, results: Sequence[Publication]) -> None:
-        codes = self._scripts.finish(self.worker, results)
+        codes = self.scripts.finish(self.worker, results)
         assert all(code is Published.PUBLISHED for code in codes)
 
     def _wants_text(self, request_id: str) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from tokenyard.ops import requests
 from tokenyard.ops.audit import COMMAND_LINE
 from tokenyard.ops.names import request_name
 from tokenyard.ops.operation import Caller, carry_out
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
@@ -44,19 +44,13 @@ def expired(scripts: Scripts) -> list[bytes]:
     return scripts.watch_clients(10, now_ms=unix_ms(told))
 
 
-class Granting:
-    """A leader that only carries out requested cancels."""
-
-    def __init__(self, scripts: Scripts) -> None:
-        self.cancelling = CancelRequests(scripts, CoordinatorCounts())
-
-    def once(self) -> None:
-        self.cancelling.run_once(is_woken=True)
+Granting = Callable[[], None]
 
 
 @pytest.fixture
 def granting(scripts: Scripts) -> Granting:
-    return Granting(scripts)
+    """A turn of a leader that only carries out requested cancels."""
+    return partial(CancelRequests(scripts, CoordinatorCounts()).run_once, is_woken=True)
 
 
 @pytest.fixture
@@ -85,7 +79,7 @@ def cancelling(
     if request.param == "by its own right":
         yield new_client
         return
-    with taking_turns(granting.once):
+    with taking_turns(granting):
         yield confined
 
 
@@ -115,16 +109,14 @@ class TestCancel:
         yard.dispatch()
         assert not yard.lane, "the worker was told"
 
-    def test_an_ended_request_is_not_cancelled(
-        self, yard: StandIn, cancelling: NewClient, connection: redis.Redis, keys: Keys
-    ) -> None:
+    def test_an_ended_request_is_not_cancelled(self, yard: StandIn, cancelling: NewClient) -> None:
         client = cancelling()
         handle = client.submit([1])
         yard.answer_all()
         assert handle.result(WAIT_S).tokens == [2]
         assert handle.cancel() == Cancellation.OVER
         assert handle.wait().status == "completed"
-        assert not connection.exists(keys.cancelling, keys.cancels(client.client_id))
+        assert not yard.connection.exists(yard.keys.cancelling, yard.keys.cancels(client.client_id))
 
     def test_a_second_cancel_changes_nothing(self, yard: StandIn, new_client: NewClient) -> None:
         handle = new_client().submit([1])
@@ -149,10 +141,10 @@ class TestCancel:
         assert handle.wait(WAIT_S).status == "cancelled"
 
     def test_cancel_of_a_request_that_always_moves_times_out(
-        self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
+        self, yard: StandIn, new_client: NewClient
     ) -> None:
         handle = new_client(client_id="me").submit([1])
-        ledger = keys.ledger("me", handle.id)
+        ledger = yard.keys.ledger("me", handle.id)
         original, places = ClientCore.cancel, itertools.cycle(("high", "low"))
 
         def moving(core: ClientCore, request_id: str) -> Any:
@@ -163,7 +155,7 @@ class TestCancel:
                     step = steps.send(answer)
                     if isinstance(step, Call):
                         elsewhere = {"intake": next(places), "entry": "1-0"}
-                        connection.hset(ledger, mapping=elsewhere)
+                        yard.connection.hset(ledger, mapping=elsewhere)
                     answer = yield step
             except StopIteration as end:
                 return end.value
@@ -172,7 +164,7 @@ class TestCancel:
             patch.setattr(ClientCore, "cancel", moving)
             with pytest.raises(WaitTimeout, match="moved"):
                 handle.cancel()
-        connection.hdel(ledger, "intake", "entry")
+        yard.connection.hdel(ledger, "intake", "entry")
         assert handle.cancel() == Cancellation.CANCELLED
 
 
@@ -188,19 +180,14 @@ class TestCancelWithoutTheRight:
         assert handle.wait(WAIT_S).tokens == [2]
 
     def test_its_user_cancels_at_the_command_line_too(
-        self,
-        yard: StandIn,
-        confined: NewClient,
-        confined_url: str,
-        granting: Granting,
-        keys: Keys,
+        self, yard: StandIn, confined: NewClient, confined_url: str, granting: Granting
     ) -> None:
         """Given the same user at the command line, I expect the leader to be asked there, too."""
         client = confined()
         handle = client.submit([1])
-        with connected(confined_url) as own, taking_turns(granting.once):
+        with connected(confined_url) as own, taking_turns(granting):
             done = carry_out(
-                Yard(own, keys, confined_url),
+                Yard(own, yard.keys, confined_url),
                 requests.cancel,
                 Caller("kim@north", COMMAND_LINE),
                 {"request": (request_name(client.client_id, handle.id),)},
@@ -224,7 +211,7 @@ class TestCancelWithoutTheRight:
             handle.cancel()
         fake_clock.ticks_s = 0.0
 
-        granting.once()
+        granting()
         assert handle.wait(WAIT_S).status == "cancelled"
 
     def test_a_requested_cancel_is_repeated_after_the_leader_died(
@@ -232,8 +219,6 @@ class TestCancelWithoutTheRight:
         yard: StandIn,
         confined: NewClient,
         granting: Granting,
-        connection: redis.Redis,
-        keys: Keys,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr("tokenyard.client.core._REPEAT_S", 0.05)
@@ -242,10 +227,10 @@ class TestCancelWithoutTheRight:
         lost: list[int] = []
 
         def lose_and_grant() -> None:
-            eventually(lambda: connection.xlen(keys.cancelling))
-            lost.append(connection.delete(keys.cancelling))
-            eventually(lambda: connection.xlen(keys.cancelling))
-            granting.once()
+            eventually(lambda: yard.connection.xlen(yard.keys.cancelling))
+            lost.append(yard.connection.delete(yard.keys.cancelling))
+            eventually(lambda: yard.connection.xlen(yard.keys.cancelling))
+            granting()
 
         thread = threading.Thread(target=lose_and_grant)
         thread.start()
@@ -277,7 +262,7 @@ class TestCancelWithoutTheRight:
 
 class TestCancelOnDisconnect:
     def test_close_cancels_only_requests_with_the_option(
-        self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
+        self, yard: StandIn, new_client: NewClient
     ) -> None:
         client = new_client(client_id="me")
         over = client.submit([1], cancel_on_disconnect=True)
@@ -285,7 +270,7 @@ class TestCancelOnDisconnect:
         assert over.result(WAIT_S).tokens == [2]
         client.submit([1], id="stays")
         handle = client.submit([2], id="ends", cancel_on_disconnect=True)
-        assert connection.smembers(keys.attached("me")) >= {b"ends"}
+        assert yard.connection.smembers(yard.keys.attached("me")) >= {b"ends"}
         client.close()
         with pytest.raises(WaitTimeout, match="cancelled with it"):
             handle.result()
@@ -293,61 +278,52 @@ class TestCancelOnDisconnect:
         assert again.status("ends").state == "cancelled"
         assert again.status(over.id).state == "completed"
         assert again.status("stays").state == "waiting"
-        assert not connection.exists(keys.attached("me"), keys.clients)
+        assert not yard.connection.exists(yard.keys.attached("me"), yard.keys.clients)
 
     def test_close_leaves_cancels_beyond_its_limit_to_the_coordinator(
         self,
         yard: StandIn,
         new_client: NewClient,
-        connection: redis.Redis,
         scripts: Scripts,
-        keys: Keys,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr("tokenyard.client.core._MAX_CANCELS", 2)
         client = new_client(client_id="me")
         client.submit_many([[1], [2], [3]], cancel_on_disconnect=True)
         client.close()
-        assert connection.scard(keys.attached("me")) == 1
+        assert yard.connection.scard(yard.keys.attached("me")) == 1
         assert eventually(lambda: expired(scripts) == [b"me"])
 
     def test_the_lease_is_renewed_while_a_request_runs(
-        self,
-        yard: StandIn,
-        new_client: NewClient,
-        connection: redis.Redis,
-        keys: Keys,
-        monkeypatch: pytest.MonkeyPatch,
+        self, yard: StandIn, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("tokenyard.client.lease.RENEW_EVERY_S", 0.01)
         for block in ("BLOCK_MS", "IDLE_BLOCK_MS"):
             monkeypatch.setattr(f"tokenyard.client.core.{block}", 20)
         client = new_client(client_id="me")
         handle = client.submit([1], cancel_on_disconnect=True)
-        first = connection.zscore(keys.clients, "me")
-        assert eventually(lambda: connection.zscore(keys.clients, "me") != first)
+        first = yard.connection.zscore(yard.keys.clients, "me")
+        assert eventually(lambda: yard.connection.zscore(yard.keys.clients, "me") != first)
         # This corrects a coordinator that had taken the client for gone.
-        connection.zrem(keys.clients, "me")
-        assert eventually(lambda: connection.zscore(keys.clients, "me"))
+        yard.connection.zrem(yard.keys.clients, "me")
+        assert eventually(lambda: yard.connection.zscore(yard.keys.clients, "me"))
         yard.answer_all()
         assert handle.result(WAIT_S).tokens == [2]
-        assert eventually(lambda: not connection.exists(keys.attached("me"), keys.clients))
+        assert eventually(
+            lambda: not yard.connection.exists(yard.keys.attached("me"), yard.keys.clients)
+        )
 
-    def test_an_earlier_request_is_attached_too(
-        self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
-    ) -> None:
+    def test_an_earlier_request_is_attached_too(self, yard: StandIn, new_client: NewClient) -> None:
         new_client(client_id="me").submit([1], id="q")
         again = new_client(client_id="me")
         again.submit([1], id="q", cancel_on_disconnect=True)
         again.close()
         assert new_client(client_id="me").status("q").state == "cancelled"
 
-    def test_a_refused_request_is_not_attached(
-        self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
-    ) -> None:
+    def test_a_refused_request_is_not_attached(self, yard: StandIn, new_client: NewClient) -> None:
         yard.tell(max_num_queued_reqs=1)
         client = new_client(client_id="me")
         with pytest.raises(QueueFull):
             client.submit_many([[1], {"prompt": [2], "id": "q"}], cancel_on_disconnect=True)
         client.close()
-        assert not connection.exists(keys.ledger("me", "q"))
+        assert not yard.connection.exists(yard.keys.ledger("me", "q"))

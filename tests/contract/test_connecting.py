@@ -25,8 +25,6 @@ from tokenyard import (
 from tokenyard.client.core import ClientCore
 from tokenyard.client.operations import Delay, Steps
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts
 
 
 class TestHandshake:
@@ -46,10 +44,10 @@ class TestHandshake:
         assert command in str(caught.value)
 
     def test_client_waits_for_a_coordinator(
-        self, new_client: NewClient, connection: redis.Redis, scripts: Scripts
+        self, new_client: NewClient, connection: redis.Redis, keys: Keys
     ) -> None:
         client = new_client()
-        late = threading.Timer(0.2, StandIn(connection, scripts).open)
+        late = threading.Timer(0.2, StandIn(connection, keys).open)
         late.start()
         client.start()
         late.join(WAIT_S)
@@ -116,9 +114,7 @@ class TestClosing:
 @pytest.fixture
 def own_yard(own_broker: Server, keys: Keys) -> Iterator[StandIn]:
     """A yard on a server that the test may stop."""
-    with redis.Redis.from_url(own_broker.url, socket_timeout=30.0) as connection:
-        yard = StandIn(connection, Scripts(Yard(connection, keys)))
-        yard.open()
+    with StandIn.at(own_broker.url, keys) as yard:
         yield yard
 
 

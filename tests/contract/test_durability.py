@@ -16,8 +16,6 @@ from tokenyard import InvalidRequest, NotDurable
 from tokenyard.client import durability, submission
 from tokenyard.client.durability import Durability
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts
 
 pytestmark = pytest.mark.usefixtures("no_leftover_processes")
 
@@ -36,9 +34,8 @@ def primary(tmp_path: Path) -> Iterator[ServerWith]:
 @pytest.fixture
 def there(primary: ServerWith, keys: Keys) -> Iterator[redis.Redis]:
     """A connection to the server, and a yard on it."""
-    with redis.Redis.from_url(primary.url) as connection:
-        StandIn(connection, Scripts(Yard(connection, keys))).open()
-        yield connection
+    with StandIn.at(primary.url, keys) as yard:
+        yield yard.connection
 
 
 def waits(connection: redis.Redis, command: str) -> int:
@@ -89,28 +86,13 @@ def test_a_replica_has_the_request_when_the_submission_returns(
     assert waits(there, "wait") == 1
 
 
-def test_not_durable_has_the_handles_of_accepted_requests(
-    primary: ServerWith,
-    there: redis.Redis,
-    new_client_at: NewClient,
-    monkeypatch: pytest.MonkeyPatch,
-    keys: Keys,
-) -> None:
-    """Given no replica, I expect an accepted request and an error with its handle."""
-    monkeypatch.setattr(durability, "WAIT_S", 0.2)
-    client = new_client_at(primary.url)
-
-    with pytest.raises(NotDurable, match="did not have it at a replica within") as caught:
-        client.submit("a", id="q1", durability="replicated")
-
-    [handle] = caught.value.accepted
-    assert handle.status().state == "waiting"
-    assert known(there, keys) == 1
-    with pytest.raises(NotDurable):
-        next(iter(client.map(["b"], durability="replicated")))
-
-
-@pytest.mark.parametrize("level", ["replicated", "disk"])
+@pytest.mark.parametrize(
+    ("level", "why"),
+    [
+        ("replicated", "did not have it at a replica within"),
+        ("disk", "the server refuses: WAITAOF cannot be used when"),
+    ],
+)
 def test_who_submits_again_waits_again(
     primary: ServerWith,
     there: redis.Redis,
@@ -118,47 +100,27 @@ def test_who_submits_again_waits_again(
     monkeypatch: pytest.MonkeyPatch,
     keys: Keys,
     level: Durability,
+    why: str,
 ) -> None:
-    """Given no replica and no AOF, I expect each submission to say so, by the same client too."""
+    """Given no replica and no AOF, I expect each submission to say so, whichever client's it is."""
     monkeypatch.setattr(durability, "WAIT_S", 0.2)
     there.config_set("appendonly", "no")
-    client = new_client_at(primary.url)
+    client, other = (new_client_at(primary.url, client_id="ann") for _ in range(2))
     client.submit("a", id="q1")
 
-    for _ in range(2):
-        with pytest.raises(NotDurable) as caught:
-            client.submit("a", id="q1", durability=level)
-        assert [handle.id for handle in caught.value.accepted] == ["q1"]
+    for one in (client, client, other):
+        with pytest.raises(NotDurable, match=why) as caught:
+            one.submit("a", id="q1", durability=level)
+        [handle] = caught.value.accepted
+        assert (handle.id, handle.status().state) == ("q1", "waiting")
 
     # I expect it to run once, and to be accepted when it is where it shall be.
     assert known(there, keys) == 1
-    monkeypatch.setattr(submission, "durability_error", lambda *_: "")
-    assert client.submit("a", id="q1", durability=level).id == "q1"
-
-
-def test_a_repeated_submission_is_no_more_durable_than_the_first(
-    primary: ServerWith,
-    there: redis.Redis,
-    new_client_at: NewClient,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Given a request that no replica has, I expect the same error from a second submission."""
-    monkeypatch.setattr(durability, "WAIT_S", 0.2)
-    new_client_at(primary.url, client_id="ann").submit("a", id="q1")
-    again = new_client_at(primary.url, client_id="ann")
-
+    with monkeypatch.context() as patch:
+        patch.setattr(submission, "durability_error", lambda *_: "")
+        assert client.submit("a", id="q1", durability=level).id == "q1"
     with pytest.raises(NotDurable):
-        again.submit("a", id="q1", durability="replicated")
-
-
-def test_a_server_without_aof_is_named(
-    primary: ServerWith, there: redis.Redis, new_client_at: NewClient
-) -> None:
-    there.config_set("appendonly", "no")
-    client = new_client_at(primary.url)
-
-    with pytest.raises(NotDurable, match="the server refuses: WAITAOF cannot be used when"):
-        client.submit("a", durability="disk")
+        next(iter(client.map(["b"], durability=level)))
 
 
 def test_a_server_without_waitaof_is_named(
@@ -167,9 +129,8 @@ def test_a_server_without_waitaof_is_named(
     server = ServerWith("redis", tmp_path)
     server.start()
     try:
-        with redis.Redis.from_url(server.url) as connection:
-            StandIn(connection, Scripts(Yard(connection, keys))).open()
-            if connection.info("server")["redis_version"] >= "7.2":
+        with StandIn.at(server.url, keys) as yard:
+            if yard.connection.info("server")["redis_version"] >= "7.2":
                 pytest.skip("this Redis has WAITAOF; Debian's 7.0, on which this runs, has not")
             with pytest.raises(NotDurable, match="the server has no WAITAOF"):
                 new_client_at(server.url).submit("a", durability="disk")

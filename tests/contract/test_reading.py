@@ -6,7 +6,6 @@ import itertools
 from pathlib import Path
 
 import pytest
-import redis
 
 from tests.contract.conftest import WAIT_S, NewClient
 from tests.contract.stand_in import LEASE_MS, MODEL, StandIn
@@ -14,7 +13,6 @@ from tests.contract.test_submitting import Letters
 from tests.support.builders import worker_json
 from tests.support.waiting import eventually
 from tokenyard import RequestFailed, UnknownRequest, WaitTimeout
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import encode_reply
 from tokenyard.protocol.wire import pack_tokens
 
@@ -158,7 +156,7 @@ class TestComingBack:
         monkeypatch.setattr("tokenyard.client.tokenization.load_tokenizer", lambda _: Letters())
         folder = tmp_path if is_here else tmp_path / "away"
         entry = worker_json("w", model=MODEL, tokenizer=str(folder))
-        yard._scripts.renew(LEASE_MS, [(yard.worker, entry)])
+        yard.scripts.renew(LEASE_MS, [(yard.worker, entry)])
         # and a client that has gone with what it had read
         first = new_client(client_id="me")
         before = iter(first.submit("go", id="q", stream=True))
@@ -202,22 +200,20 @@ class TestComingBack:
         with pytest.raises(UnknownRequest, match="'q'"):
             new_client().attach("q")
 
-    def test_read_replies_are_deleted(
-        self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
-    ) -> None:
+    def test_read_replies_are_deleted(self, yard: StandIn, new_client: NewClient) -> None:
         client = new_client(client_id="me")
         with yard.running():
             for handle in client.submit_many([[1], [2], [3]]):
                 handle.result(WAIT_S)
-        assert eventually(lambda: connection.xlen(keys.replies("me")) == 0)
+        assert eventually(lambda: yard.connection.xlen(yard.keys.replies("me")) == 0)
 
     def test_trimmed_replies_are_read_from_the_ledger(
-        self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
+        self, yard: StandIn, new_client: NewClient
     ) -> None:
         handle = new_client(client_id="me").submit("go", stream=True)
         yard.dispatch()
         # The first delta only reaches the ledger, as if it had been trimmed from the stream.
-        connection.append(keys.tokens("me", handle.id), pack_tokens([72]))
+        yard.connection.append(yard.keys.tokens("me", handle.id), pack_tokens([72]))
         yard._published[handle.id] = [72]
         yard.emit(handle.id, [101])
         deltas = iter(handle)
@@ -227,11 +223,7 @@ class TestComingBack:
 
     @pytest.mark.usefixtures("looks_often")
     def test_a_lost_reply_is_read_from_the_ledger(
-        self,
-        yard: StandIn,
-        new_client: NewClient,
-        connection: redis.Redis,
-        keys: Keys,
+        self, yard: StandIn, new_client: NewClient
     ) -> None:
         client = new_client(client_id="me")
         handle = client.submit([1])
@@ -239,27 +231,19 @@ class TestComingBack:
         # The reply is lost; the ledger has the result.
         result = yard._result(handle.id, [9])
         found = {"state": "completed", "result": encode_reply(result.reply)}
-        connection.hset(keys.ledger("me", handle.id), mapping=found)
+        yard.connection.hset(yard.keys.ledger("me", handle.id), mapping=found)
         assert handle.result(WAIT_S).tokens == [9]
 
     @pytest.mark.usefixtures("looks_often")
-    def test_a_forgotten_request_is_an_error(
-        self,
-        yard: StandIn,
-        new_client: NewClient,
-        connection: redis.Redis,
-        keys: Keys,
-    ) -> None:
+    def test_a_forgotten_request_is_an_error(self, yard: StandIn, new_client: NewClient) -> None:
         handle = new_client(client_id="me").submit([1])
-        connection.delete(keys.ledger("me", handle.id))
+        yard.connection.delete(yard.keys.ledger("me", handle.id))
         with pytest.raises(UnknownRequest):
             handle.result(WAIT_S)
 
-    def test_hostile_replies_are_skipped(
-        self, yard: StandIn, new_client: NewClient, connection: redis.Redis, keys: Keys
-    ) -> None:
+    def test_hostile_replies_are_skipped(self, yard: StandIn, new_client: NewClient) -> None:
         handle = new_client(client_id="me").submit([1])
         for fields in ({"frame": b"\xff"}, {"frame": b"\x91\x01"}, {"id": b"\xff"}, {"x": "y"}):
-            connection.xadd(keys.replies("me"), fields)
+            yard.connection.xadd(yard.keys.replies("me"), fields)
         yard.answer_all()
         assert handle.result(WAIT_S).tokens == [2]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-import redis
 
 from tests.conftest import SERVERS
 from tests.contract.conftest import WAIT_S, NewClient
@@ -17,8 +16,6 @@ from tests.support.fake_clock import FakeClock
 from tests.support.unwritable import CODES, Ailing, Ailment
 from tokenyard import BrokerNotWritable, NoCoordinator
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
-from tokenyard.scripts import Scripts
 
 AILMENTS = get_args(Ailment)
 
@@ -33,9 +30,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ailing]:
 
 @pytest.fixture
 def stand_in(server: Ailing, keys: Keys) -> Iterator[StandIn]:
-    with redis.Redis.from_url(server.url, socket_timeout=30.0) as connection:
-        somebody = StandIn(connection, Scripts(Yard(connection, keys)))
-        somebody.open()
+    with StandIn.at(server.url, keys) as somebody:
         yield somebody
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 import psutil
 
+from tests.support.hosts import processes
 from tests.support.processes import Answer, Plant, Program, is_gone
 from tests.support.streams import check_exact, expected, streams
 from tests.support.waiting import eventually
@@ -153,12 +154,3 @@ def _is_stopped(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:  # the roster shows it a little later
         return False
-
-
-def processes(options: dict[str, object]) -> int:
-    """How many processes a host with these options has."""
-    slots, spares, sleepers = (
-        int(str(options.get(name, at_least)))
-        for name, at_least in (("slots", 1), ("spares", 0), ("sleepers", 0))
-    )
-    return slots * (1 + sleepers) + spares

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import psutil
-
 from tests.support.builders import make_request
 from tests.support.processes import Plant, Program
 from tests.support.streams import check_exact, dead_letters, expected, streams
@@ -69,9 +67,7 @@ class Cast:
     def freeze(self, name: str) -> str:
         """Suspend all processes of a host; return its worker."""
         (worker,) = (one for one, info in self.plant.roster().items() if info.name == name)
-        host = self.hosts[name]
-        for process in (psutil.Process(host.pid), *host.children()):
-            process.suspend()
+        self.hosts[name].suspend()
         return worker
 
     def kill(self, name: str) -> None:

@@ -10,7 +10,7 @@ import redis
 
 from tests.support.processes import Plant
 from tests.support.servers import Server
-from tests.support.streams import attempts, check_exact, streams, wait_mid_stream
+from tests.support.streams import attempts, check_exact, check_serves, streams, wait_mid_stream
 from tests.support.waiting import eventually
 from tokenyard.scripts.answers import Cancelled
 
@@ -28,9 +28,8 @@ def test_streams_continue_after_a_broker_outage(
     plant: Plant, own_broker: Server, away_s: float
 ) -> None:
     # Given streams that run and streams that wait
-    plant.coordinator()
-    plant.worker(slots=2, simulated_step_s=0.02, max_num_seqs=4)
-    workers = plant.wait_for_workers(2)
+    plant.up(slots=2, simulated_step_s=0.02, max_num_seqs=4)
+    workers = plant.roster()
     requests = streams(16, max_tokens=150)
     plant.push_all(requests)
     wait_mid_stream(plant, requests[:2])
@@ -83,9 +82,7 @@ def test_broker_out_of_memory_refuses_new_requests_and_completes_accepted_ones(
 @pytest.mark.long
 def test_lost_scripts_and_connections_disturb_no_stream(plant: Plant) -> None:
     # Given streams that run and streams that wait
-    plant.coordinator()
-    plant.worker(simulated_step_s=0.02, max_num_seqs=4)
-    plant.wait_for_workers(1)
+    plant.up(simulated_step_s=0.02, max_num_seqs=4)
     requests = streams(12, max_tokens=120)
     plant.push_all(requests)
     wait_mid_stream(plant, requests[:4])
@@ -96,6 +93,4 @@ def test_lost_scripts_and_connections_disturb_no_stream(plant: Plant) -> None:
 
     # I expect every stream to complete in its first attempt.
     assert set(attempts(check_exact(plant, requests))) == {1}
-    after = streams(2, max_tokens=5)
-    plant.push_all(after)
-    check_exact(plant, after)
+    check_serves(plant)

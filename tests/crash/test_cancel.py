@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import psutil
 import pytest
 
 from tests.support.builders import make_request
 from tests.support.processes import Plant
-from tests.support.streams import check_beginning, check_exact, streams, wait_mid_stream
+from tests.support.streams import (
+    check_beginning,
+    check_exact,
+    check_serves,
+    streams,
+    wait_mid_stream,
+)
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.scripts.answers import Cancelled, Submitted
@@ -50,9 +55,7 @@ def test_cancel_of_a_waiting_request_leaves_the_others_alone(plant: Plant) -> No
     assert (
         plant.scripts.cancel("anon", unread[0].id, "enough") is Cancelled.CANCELLED_BEFORE_ARRIVAL
     )
-    plant.coordinator()
-    plant.worker(max_num_seqs=1, simulated_step_s=0.02)
-    plant.wait_for_workers(1)
+    plant.up(max_num_seqs=1, simulated_step_s=0.02)
     check_exact(plant, [unread[1]])
     first, second, *waiting = streams(5, max_tokens=100)
     plant.push_all([first, second, *waiting])
@@ -77,9 +80,7 @@ def test_cancel_of_a_waiting_request_leaves_the_others_alone(plant: Plant) -> No
 
 def test_cancel_of_a_running_request_frees_its_lane_place(plant: Plant) -> None:
     # Given an engine for one request at a time, with one running, one on its lane, one waiting
-    plant.coordinator()
-    plant.worker(max_num_seqs=1, simulated_step_s=0.01)
-    plant.wait_for_workers(1)
+    plant.up(max_num_seqs=1, simulated_step_s=0.01)
     running, on_lane, waiting = [*streams(2, max_tokens=LONG), *streams(1, max_tokens=5)]
     plant.push_all([running, on_lane, waiting])
     wait_mid_stream(plant, [running])
@@ -97,18 +98,14 @@ def test_cancel_of_a_running_request_frees_its_lane_place(plant: Plant) -> None:
 
 
 def test_cancel_of_a_running_request_without_streaming_returns_no_tokens(plant: Plant) -> None:
-    plant.coordinator()
-    plant.worker(max_num_seqs=1, simulated_step_s=0.01)
-    plant.wait_for_workers(1)
+    plant.up(max_num_seqs=1, simulated_step_s=0.01)
     running = make_request(params=SamplingParams(max_tokens=LONG))
     plant.push(running)
     eventually(lambda: plant.ledger(running.id).get("state") == "assigned")
 
     cancel(plant, running)
 
-    after = streams(1, max_tokens=5)
-    plant.push_all(after)
-    check_exact(plant, after)
+    check_serves(plant, 1)
     assert plant.answer(running.id).result.tokens == []
 
 
@@ -122,9 +119,7 @@ def test_cancel_of_a_lost_workers_request_outlasts_the_rescue(plant: Plant) -> N
     plant.push_all(requests)
     wait_mid_stream(plant, requests)
     leader.kill()
-    host = [psutil.Process(controller.pid), *controller.children()]
-    for process in host:
-        process.suspend()
+    host = controller.suspend()
 
     # If they are cancelled before the rescue, during it, or while they wait for another worker
     cancel(plant, first)

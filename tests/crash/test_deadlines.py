@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.builders import make_request
 from tests.support.processes import Plant
-from tests.support.streams import check_beginning, check_exact, streams, wait_mid_stream
+from tests.support.streams import check_beginning, check_serves, streams, wait_mid_stream
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import Request, SamplingParams
 
@@ -33,9 +33,7 @@ def check_expired(plant: Plant, request: Request, where: str) -> list[int]:
 
 @pytest.mark.long
 def test_request_behind_a_full_worker_expires_in_time(plant: Plant) -> None:
-    plant.coordinator()
-    plant.worker(max_num_seqs=1, simulated_step_s=0.02)
-    plant.wait_for_workers(1)
+    plant.up(max_num_seqs=1, simulated_step_s=0.02)
     plant.push_all(streams(2, max_tokens=LONG))
     eventually(lambda: not plant.connection.xlen(plant.keys.intake("normal")))
     (held,) = streams(1, deadline_ms=soon(plant, 0.5))
@@ -49,9 +47,7 @@ def test_request_behind_a_full_worker_expires_in_time(plant: Plant) -> None:
 @pytest.mark.long
 def test_expired_requests_on_a_lane_free_their_places(plant: Plant) -> None:
     # Given an engine for two: a stream, a request that does not stream, and a third on the lane
-    plant.coordinator()
-    plant.worker(max_num_seqs=2, simulated_step_s=0.01)
-    plant.wait_for_workers(1)
+    plant.up(max_num_seqs=2, simulated_step_s=0.01)
     deadline_ms = soon(plant, 5.0)
     (stream,) = streams(1, max_tokens=LONG, deadline_ms=deadline_ms)
     params = SamplingParams(max_tokens=LONG)
@@ -67,9 +63,7 @@ def test_expired_requests_on_a_lane_free_their_places(plant: Plant) -> None:
     assert len(check_expired(plant, quiet, "running")) >= 3
     assert check_expired(plant, on_lane, "on the worker's lane") == []
     # I expect their places to be free again.
-    after = streams(2, max_tokens=5)
-    plant.push_all(after)
-    check_exact(plant, after)
+    check_serves(plant)
 
 
 def _ended_ms(plant: Plant, request: Request) -> int:

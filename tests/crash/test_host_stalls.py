@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 
-import psutil
 import pytest
 
 import coordinator.recovery.rescuer
 from coordinator.coordinator import Coordinator
 from tests.support.builders import make_request
 from tests.support.lanes import running
-from tests.support.processes import START_S, Plant, Program
+from tests.support.processes import Plant
 from tests.support.waiting import eventually
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Request, SamplingParams
-from tokenyard.yard.timeline import read_timeline
 
 pytestmark = pytest.mark.crash
 
@@ -26,14 +24,6 @@ def streaming(plant: Plant, max_tokens: int) -> Request:
     plant.push(request)
     eventually(lambda: plant.published(request.id) >= 3)
     return request
-
-
-def suspended(host: Program) -> list[psutil.Process]:
-    """A controller and its workers, all stopped."""
-    processes = [psutil.Process(host.pid), *host.children()]
-    for process in processes:
-        process.suspend()
-    return processes
 
 
 @pytest.mark.long
@@ -47,7 +37,7 @@ def test_watchdog_ignores_the_time_in_which_it_was_suspended(plant: Plant) -> No
     request = streaming(plant, 200)
 
     # If all its processes are suspended for longer than that, and past its leases
-    stalled = suspended(controller)
+    stalled = controller.suspend()
     until = time.monotonic() + hang_s + 1.0
     plant.end_leases("w")
     eventually(lambda: not plant.roster())
@@ -64,38 +54,6 @@ def test_watchdog_ignores_the_time_in_which_it_was_suspended(plant: Plant) -> No
     assert plant.result(request.id).ok
     plant.answer(request.id).check_stream()
     assert "killed" not in controller.log
-
-
-@pytest.mark.long
-def test_the_fence_refuses_a_worker_that_was_stopped_past_its_lease(plant: Plant) -> None:
-    # Given a worker in mid-stream
-    plant.coordinator()
-    host = plant.worker(name="a", simulated_step_s=0.02)
-    [late] = plant.wait_for_workers(1)
-    request = streaming(plant, 400)
-
-    # If it and its controller are stopped past its lease, and it resumes after the rescue
-    stopped = suspended(host)
-    plant.end_leases("a")
-    plant.worker(name="b", simulated_step_s=0.02)
-    eventually(lambda: plant.ledger(request.id).get("attempt") == "2", timeout_s=START_S)
-    assert "refused" not in plant.ledger(request.id)
-    for process in stopped[1:]:
-        process.resume()
-
-    # I expect its ledger to tell what the fence refused, and the stream to be whole.
-    refused = eventually(lambda: plant.ledger(request.id).get("refused"))
-    stopped[0].resume()
-    at_ms, *said = refused.split(" ")
-    assert said == [late, "1", "tokens"]
-    timeline = read_timeline(plant, request.client, request.id)
-    told = f"attempt 1: the fence refused tokens of {late}"
-    assert any(event.text.startswith(told) for event in timeline.events())
-    given_back_ms = timeline.attempts[0].given_back_ms
-    assert given_back_ms is not None
-    assert given_back_ms <= int(at_ms)
-    assert plant.result(request.id).ok
-    plant.answer(request.id).check_stream()
 
 
 @pytest.mark.long

@@ -14,8 +14,10 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.streams import (
     attempts,
+    begun,
     check_beginning,
     check_exact,
+    check_serves,
     dead_letters,
     held_by,
     streams,
@@ -44,9 +46,7 @@ def special(prefix: tuple[int, ...], max_tokens: int = 20) -> Request:
 
 def test_poison_among_good_requests_fails_alone(plant: Plant) -> None:
     # Given fifty good requests on two workers, and one among them that kills its worker
-    plant.coordinator()
-    plant.worker(slots=2, simulated_step_s=STEP_S, crash_point="poison:3")
-    plant.wait_for_workers(2)
+    plant.up(slots=2, simulated_step_s=STEP_S, crash_point="poison:3")
     good = streams(50, max_tokens=15)
     poison = special(POISON)
     plant.push_all([*good[:25], poison, *good[25:]])
@@ -65,21 +65,16 @@ def test_poison_among_good_requests_fails_alone(plant: Plant) -> None:
     assert "SIGSEGV" in letter["dead_reason"]
     # and both workers to serve.
     plant.wait_for_workers(2)
-    more = streams(4, max_tokens=5)
-    plant.push_all(more)
-    check_exact(plant, more)
+    check_serves(plant, 4)
     assert not plant.connection.exists(plant.keys.quarantine, plant.keys.departed)
 
 
 @pytest.mark.long
 def test_requests_run_together_again_after_a_chance_crash(plant: Plant) -> None:
     # Given forty harmless streams on a worker
-    plant.coordinator()
-    plant.worker(simulated_step_s=0.03, max_num_seqs=64)
-    (worker,) = plant.wait_for_workers(1).values()
-    requests = streams(40, max_tokens=240)
-    plant.push_all(requests)
-    wait_mid_stream(plant, requests)
+    plant.up(simulated_step_s=0.03, max_num_seqs=64)
+    (worker,) = plant.roster().values()
+    requests = begun(plant, 40, max_tokens=240)
 
     # If its engine crashes
     os.kill(worker.pid, signal.SIGSEGV)
@@ -126,9 +121,7 @@ def test_kill_from_outside_splits_no_group_on_trial(plant: Plant) -> None:
     plant.coordinator(trial_tokens=1000)
     plant.worker(simulated_step_s=0.03, max_num_seqs=32)
     (worker,) = plant.wait_for_workers(1).values()
-    requests = streams(8, max_tokens=120)
-    plant.push_all(requests)
-    wait_mid_stream(plant, requests)
+    requests = begun(plant, 8, max_tokens=120)
     os.kill(worker.pid, signal.SIGSEGV)
     eventually(lambda: sum("on trial" in plant.ledger(one.id).get("t2", "") for one in requests))
     (name,) = (n.decode() for n in plant.connection.hkeys(plant.keys.quarantine))
@@ -147,12 +140,9 @@ def test_kill_from_outside_splits_no_group_on_trial(plant: Plant) -> None:
 @pytest.mark.long
 def test_kill_from_outside_makes_no_suspects(plant: Plant) -> None:
     # Given streams on the only worker
-    plant.coordinator()
-    plant.worker(simulated_step_s=0.02)
-    (worker,) = plant.wait_for_workers(1).items()
-    requests = streams(6)
-    plant.push_all(requests)
-    wait_mid_stream(plant, requests)
+    plant.up(simulated_step_s=0.02)
+    (worker,) = plant.roster().items()
+    requests = begun(plant, 6)
 
     # If it is killed
     os.kill(worker[1].pid, signal.SIGKILL)
@@ -200,9 +190,7 @@ def test_hanging_engine_counts_as_a_crash(plant: Plant) -> None:
     never = {"backoff_s": 600, "max_backoff_s": 600}
     plant.worker(name="stuck", simulated_step_s=0.02, hang_timeout_s=10, **never)
     (worker,) = plant.wait_for_workers(1).values()
-    (request,) = streams(1, max_tokens=3000)
-    plant.push(request)
-    wait_mid_stream(plant, [request])
+    (request,) = begun(plant, 1, max_tokens=3000)
     psutil.Process(worker.pid).suspend()
     plant.worker(name="fast")
 
@@ -216,9 +204,7 @@ def test_hanging_engine_counts_as_a_crash(plant: Plant) -> None:
 @pytest.mark.long
 def test_request_after_an_engine_fault_is_retried_and_completes(plant: Plant) -> None:
     # Given an engine that fails a request twice in mid-stream
-    plant.coordinator()
-    plant.worker(simulated_step_s=STEP_S, crash_point="fault:2")
-    plant.wait_for_workers(1)
+    plant.up(simulated_step_s=STEP_S, crash_point="fault:2")
     faulty, neighbours = special(FAULTY), streams(5)
 
     plant.push_all([*neighbours, faulty])

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.processes import Plant
-from tests.support.streams import (
-    attempts,
-    check_beginning,
-    check_exact,
-    streams,
-    wait_mid_stream,
-)
+from tests.support.streams import attempts, begun, check_beginning, check_exact, streams
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import Request
 
@@ -28,9 +22,7 @@ def test_rolling_restart_of_every_process_disturbs_no_stream(plant: Plant) -> No
     ]
     plant.wait_for_workers(2)
     # among which are streams that are longer than all of it,
-    long = streams(4, max_tokens=8000)
-    plant.push_all(long)
-    wait_mid_stream(plant, long)
+    long = begun(plant, 4, max_tokens=8000)
     sent: list[Request] = []
 
     def load() -> None:

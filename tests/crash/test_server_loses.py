@@ -17,7 +17,7 @@ import redis
 from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.servers import Server, find_binary
-from tests.support.streams import attempts, check_exact, streams, wait_mid_stream
+from tests.support.streams import attempts, begun, check_exact, check_serves
 from tests.support.waiting import eventually
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.wire import Request, SamplingParams
@@ -84,9 +84,8 @@ def test_a_result_lost_by_the_server_is_published_again(
     plant: Plant, own_broker: Server, tmp_path: Path, is_fenced: bool, attempt: str
 ) -> None:
     # Given a request that the server's disk shows on a lane
-    plant.coordinator()
-    plant.worker(simulated_step_s=STEP_S)
-    [worker] = plant.wait_for_workers(1)
+    plant.up(simulated_step_s=STEP_S)
+    [worker] = plant.roster()
     request = make_request(params=SamplingParams(max_tokens=TOKENS))
     plant.push(request)
     eventually(lambda: plant.ledger(request.id).get("state") == "assigned")
@@ -110,13 +109,7 @@ def test_a_result_lost_by_the_server_is_published_again(
     assert (worker in plant.wait_for_workers(1)) is not is_fenced
     # and an empty lane.
     assert [plant.connection.xlen(plant.keys.lane(name)) for name in plant.roster()] == [0]
-    check_exact(plant, served_after(plant))
-
-
-def served_after(plant: Plant) -> list[Request]:
-    requests = streams(2, max_tokens=5)
-    plant.push_all(requests)
-    return requests
+    check_serves(plant)
 
 
 @pytest.mark.long
@@ -124,12 +117,8 @@ def test_streams_continue_after_the_tokens_that_the_server_kept(
     plant: Plant, own_broker: Server, tmp_path: Path
 ) -> None:
     # Given streams that published more tokens than the server's disk holds
-    plant.coordinator()
-    plant.worker(simulated_step_s=STEP_S)
-    plant.wait_for_workers(1)
-    requests = streams(3, max_tokens=200)
-    plant.push_all(requests)
-    wait_mid_stream(plant, requests)
+    plant.up(simulated_step_s=STEP_S)
+    requests = begun(plant, 3, max_tokens=200)
     copy = tmp_path / "copy"
     copy_at_rest(plant, own_broker, copy, requests[0])
     seen = [plant.published(one.id) for one in requests]

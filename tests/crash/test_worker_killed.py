@@ -8,21 +8,22 @@ from __future__ import annotations
 import os
 import signal
 
-import psutil
 import pytest
 
 from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.streams import (
     attempts,
+    begun,
     check_exact,
+    check_serves,
     dead_letters,
     held_by,
     streams,
-    wait_mid_stream,
 )
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import SamplingParams
+from tokenyard.yard.timeline import read_timeline
 
 pytestmark = pytest.mark.crash
 
@@ -31,12 +32,9 @@ STEP_S = 0.02
 
 def test_streams_of_a_killed_worker_keep_their_tokens(plant: Plant) -> None:
     # Given two worker processes in the middle of eight streams, whose leases outlast the test
-    plant.coordinator()
-    plant.worker(slots=2, simulated_step_s=STEP_S, lease_ms=600_000)
-    workers = plant.wait_for_workers(2)
-    requests = streams(8)
-    plant.push_all(requests)
-    wait_mid_stream(plant, requests)
+    plant.up(slots=2, simulated_step_s=STEP_S, lease_ms=600_000)
+    workers = plant.roster()
+    requests = begun(plant, 8)
     victim = next(iter(workers))
     rescued = held_by(plant, requests, victim)
     assert 0 < len(rescued) < 8
@@ -83,33 +81,40 @@ def test_host_that_stalls_past_its_lease_is_fenced(plant: Plant) -> None:
     plant.worker(name="a", simulated_step_s=STEP_S)
     controller = plant.worker(name="b", simulated_step_s=STEP_S)
     workers = plant.wait_for_workers(2)
-    requests = streams(4, max_tokens=300)
-    plant.push_all(requests)
-    wait_mid_stream(plant, requests)
+    requests = begun(plant, 4, max_tokens=300)
     victim = next(worker for worker, info in workers.items() if info.name == "b")
     rescued = held_by(plant, requests, victim)
     assert rescued
-    stalled = [psutil.Process(controller.pid), *controller.children()]
-    for process in stalled:
-        process.suspend()
+    stalled = controller.suspend()
 
-    # If its lease ends, its requests continue elsewhere, and then it resumes
+    # If its lease ends, its requests continue elsewhere, and then its worker resumes
     plant.end_leases("b")
     eventually(lambda: not held_by(plant, requests, victim))
     eventually(lambda: all(plant.ledger(one.id).get("attempt") == "2" for one in rescued))
-    for process in stalled:
+    assert not any("refused" in plant.ledger(one.id) for one in rescued)
+    for process in stalled[1:]:
         process.resume()
 
-    # I expect it to join again, and none of its stale output to be published.
+    # I expect a ledger to tell what the fence refused,
+    (late, *_) = eventually(lambda: [one for one in rescued if "refused" in plant.ledger(one.id)])
+    stalled[0].resume()
+    at_ms, *said = plant.ledger(late.id)["refused"].split(" ")
+    assert said == [victim, "1", "tokens"]
+    timeline = read_timeline(plant, late.client, late.id)
+    told = f"attempt 1: the fence refused tokens of {victim}"
+    assert any(event.text.startswith(told) for event in timeline.events())
+    given_back_ms = timeline.attempts[0].given_back_ms
+    assert given_back_ms is not None
+    assert given_back_ms <= int(at_ms)
+
+    # the host to join again, and none of its stale output to be published.
     roster = plant.wait_for_workers(2)
     assert victim not in roster
     answers = check_exact(plant, requests)
     assert all(len(answer.results) == 1 for answer in answers)
     assert attempts(answers) == [2 if one in rescued else 1 for one in requests]
     assert controller.children() == stalled[1:], "the warm process goes on under a new name"
-    more = streams(4, max_tokens=5)
-    plant.push_all(more)
-    served = {answer.result.provenance.worker for answer in check_exact(plant, more)}
+    served = {answer.result.provenance.worker for answer in check_serves(plant, 4)}
     assert served == set(roster)
 
 

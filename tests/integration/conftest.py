@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from click.testing import CliRunner, Result
 
 from tests.integration.local_pool import START_S, Start
-from tests.integration.operating import NewHost, Operator
+from tests.integration.operating import Command, NewHost, Opened, Operator
 from tests.integration.played_host import PlayedHost
 from tests.support.brokers import Cluster
-from tests.support.hosts import Host
+from tests.support.hosts import Host, processes
 from tests.support.lanes import Lanes
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.watched import Keep
 from tests.support.yard import PlayedYard
+from tokenyard.cli import main
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
@@ -41,18 +44,16 @@ def keep() -> Iterator[Keep]:
 
 
 @pytest.fixture
-def lanes(broker: Server) -> Iterator[Lanes]:
-    """A yard whose workers are played by the test."""
-    opened = Lanes(broker.url)
-    yield opened
-    opened.close()
+def opened(broker: Server) -> Iterator[Opened]:
+    """Opens a yard of a class, and closes it after the test."""
+    with ExitStack() as stack:
+        yield lambda kind: stack.enter_context(kind(broker.url))
 
 
 @pytest.fixture
-def plant(valkey_broker: Server) -> Iterator[Plant]:
-    """A yard of real processes, which the test starts."""
-    with Plant(valkey_broker.url) as started:
-        yield started
+def lanes(opened: Opened) -> Lanes:
+    """A yard whose workers are played by the test."""
+    return opened(Lanes)
 
 
 @pytest.fixture
@@ -61,17 +62,13 @@ def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> PlayedYard:
     return PlayedYard(connection, keys, scripts)
 
 
-#: Options that add up to the number of a host's processes, with their defaults.
-_COUNTS = (("slots", 1), ("spares", 0), ("sleepers", 0))
-
-
 @pytest.fixture
 def new_host(plant: Plant, tmp_path: Path) -> NewHost:
     """Start a host, and wait until all its processes are warm."""
 
     def start(**options: object) -> Host:
         host = Host(plant, tmp_path, **options)
-        count = sum(int(str(options.get(name, least))) for name, least in _COUNTS)
+        count = processes(options)
         names = [f"host-{number}" for number in range(count)] if count > 1 else ["host"]
         host.wait("warm", *names)
         return host
@@ -93,6 +90,18 @@ def led_host(plant: Plant, new_host: NewHost) -> NewHost:
 @pytest.fixture
 def operator(plant: Plant) -> Operator:
     return Operator(plant)
+
+
+@pytest.fixture
+def command(broker: Server, keys: Keys) -> Command:
+    """Runs a command on the test's yard, for an operator with a narrow terminal."""
+
+    def run(*words: str, **env: str) -> Result:
+        options = ["--redis-url", broker.url, "--yard", keys.yard]
+        known = {"COLUMNS": "80", "TOKENYARD_OPERATOR": "kim@north"}
+        return CliRunner().invoke(main, [*options, *words], env=known | env)
+
+    return run
 
 
 @pytest.fixture

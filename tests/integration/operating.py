@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from click.testing import Result
+
 from tests.support.hosts import Host
 from tests.support.processes import START_S, Plant
-from tests.support.streams import streams, wait_mid_stream
+from tests.support.streams import begun
 from tests.support.waiting import eventually
 from tokenyard.ops.control import SignalReceipt, Signals
 from tokenyard.protocol.control import (
@@ -41,15 +43,15 @@ class Operator:
         return {one.name: one.reason for one in left}
 
 
+Command = Callable[..., Result]
 NewHost = Callable[..., Host]
+#: Opens a yard of a class.
+Opened = Callable[[type[Any]], Any]
 
 
-def running(plant: Plant, count: int = 3, max_tokens: int = 150, **fields: object) -> list[Request]:
+def running(plant: Plant, count: int = 3, max_tokens: int = 150) -> list[Request]:
     """Running streams of the adder."""
-    requests = streams(count, max_tokens, model="adder", **fields)
-    plant.push_all(requests)
-    wait_mid_stream(plant, requests)
-    return requests
+    return begun(plant, count, max_tokens, model="adder")
 
 
 def published(plant: Plant, requests: list[Request]) -> list[int]:

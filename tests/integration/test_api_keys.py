@@ -6,16 +6,16 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
-import redis
-from click.testing import CliRunner
 
+from tests.integration.operating import Command
 from tests.support.builders import random_name
 from tests.support.fake_clock import FakeClock
 from tests.support.servers import Server
-from tokenyard.cli import main
+from tests.support.yard import PlayedYard
 from tokenyard.ops.keys import create_key, revoke_key
 from tokenyard.protocol.api_keys import ApiKey, decode_key, encode_key, key_digest
 from tokenyard.protocol.errors import BadInput, SettingsError
@@ -33,53 +33,38 @@ from gateway.http.errors import GatewayError
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.queue.yard import YardQueue
 
-Command = Callable[..., Any]
-
 
 @pytest.fixture
-def yard() -> Keys:
-    return Keys(random_name("yard"))
+def command(command: Command) -> Command:
+    return partial(command, "keys")
 
 
-@pytest.fixture
-def command(broker: Server, yard: Keys) -> Command:
-    def run(*words: str) -> Any:
-        options = ["--redis-url", broker.url, "--yard", yard.yard, "keys"]
-        return CliRunner().invoke(main, [*options, *words], env={"COLUMNS": "80"})
-
-    return run
-
-
-def test_redis_has_the_digest_of_a_key_and_nothing_else_of_it(
-    connection: redis.Redis, yard: Keys
-) -> None:
-    key, key_id = create_key(Yard(connection, yard), "research", models=["m"], classes=["low"])
-    stored: Any = connection.hgetall(yard.api_keys)
+def test_redis_has_the_digest_of_a_key_and_nothing_else_of_it(yard: PlayedYard) -> None:
+    key, key_id = create_key(yard, "research", models=["m"], classes=["low"])
+    stored: Any = yard.connection.hgetall(yard.keys.api_keys)
     assert list(stored) == [key_digest(key).encode()]
     assert key.encode() not in b"".join([*stored, *stored.values()])
-    (found,) = list_keys(Yard(connection, yard)).items()
+    (found,) = list_keys(yard).items()
     assert found[0] == key_id
     assert (found[1].tenant, found[1].models, found[1].classes) == ("research", ["m"], ["low"])
 
 
-def test_a_key_is_revoked_by_its_id_or_by_itself_only(connection: redis.Redis, yard: Keys) -> None:
-    first, second = (create_key(Yard(connection, yard), "research") for _ in range(2))
+def test_a_key_is_revoked_by_its_id_or_by_itself_only(yard: PlayedYard) -> None:
+    first, second = (create_key(yard, "research") for _ in range(2))
     for wrong in ("", first[1][:-1], "f" * 12, "ty-unknown", "*"):
-        assert not revoke_key(Yard(connection, yard), wrong)
-    assert revoke_key(Yard(connection, yard), first[0])
-    assert not revoke_key(Yard(connection, yard), first[1])
-    assert list(list_keys(Yard(connection, yard))) == [second[1]]
-    assert revoke_key(Yard(connection, yard), second[1])
-    assert list_keys(Yard(connection, yard)) == {}
+        assert not revoke_key(yard, wrong)
+    assert revoke_key(yard, first[0])
+    assert not revoke_key(yard, first[1])
+    assert list(list_keys(yard)) == [second[1]]
+    assert revoke_key(yard, second[1])
+    assert list_keys(yard) == {}
 
 
 @pytest.mark.parametrize("tenant", ["", "a/b", "a b", "x" * 91, "a\n", "é"])
-def test_a_tenant_that_cannot_name_a_client_is_refused(
-    connection: redis.Redis, yard: Keys, tenant: str
-) -> None:
+def test_a_tenant_that_cannot_name_a_client_is_refused(yard: PlayedYard, tenant: str) -> None:
     with pytest.raises(BadInput):
-        create_key(Yard(connection, yard), tenant)
-    assert not connection.exists(yard.api_keys)
+        create_key(yard, tenant)
+    assert not yard.connection.exists(yard.keys.api_keys)
 
 
 def test_the_command_creates_lists_and_revokes(command: Command) -> None:
@@ -128,9 +113,11 @@ def chosen(principal: Principal, tier: Any) -> str | int:
         return error.status
 
 
-def looked_up(url: str, yard: Keys, test: Callable[[PrincipalLookup], Awaitable[None]]) -> None:
+def looked_up(
+    url: str, yard: PlayedYard, test: Callable[[PrincipalLookup], Awaitable[None]]
+) -> None:
     async def scenario() -> None:
-        queue = YardQueue(url, yard.yard)
+        queue = YardQueue(url, yard.keys.yard)
         await queue.start()
         try:
             await test(PrincipalLookup(queue, needs_key=True))
@@ -153,14 +140,14 @@ async def status_of(lookup: PrincipalLookup, headers: Headers) -> int:
 
 
 def test_a_key_works_by_both_headers_until_it_is_revoked(
-    broker: Server, connection: redis.Redis, yard: Keys, fake_clock: FakeClock
+    broker: Server, yard: PlayedYard, fake_clock: FakeClock
 ) -> None:
-    key, key_id = create_key(Yard(connection, yard), "research")
+    key, key_id = create_key(yard, "research")
 
     async def test(lookup: PrincipalLookup) -> None:
         assert (await lookup.find(bearer(key))).client == "http.research"
         assert (await lookup.find(Headers({"x-api-key": key}))).tenant == "research"
-        revoke_key(Yard(connection, yard), key_id)
+        revoke_key(yard, key_id)
         fake_clock.advance(2 * principals._TRUSTED_S)
         assert await status_of(lookup, bearer(key)) == 401
 
@@ -168,12 +155,12 @@ def test_a_key_works_by_both_headers_until_it_is_revoked(
 
 
 def test_keys_of_another_yard_and_hostile_headers_are_refused(
-    broker: Server, connection: redis.Redis, yard: Keys
+    broker: Server, yard: PlayedYard
 ) -> None:
-    other, _ = create_key(Yard(connection, Keys(random_name("yard"))), "research")
+    other, _ = create_key(Yard(yard.connection, Keys(random_name("yard"))), "research")
     broken = "ty-broken"
-    connection.hset(yard.api_keys, key_digest(broken), b"\xff{")
-    digest = key_digest(create_key(Yard(connection, yard), "research")[0])
+    yard.connection.hset(yard.keys.api_keys, key_digest(broken), b"\xff{")
+    digest = key_digest(create_key(yard, "research")[0])
     hostile = ["", " ", "*", "ty-", "x" * 513, "x" * 100_000, "\xff\xfe", "ty-a\tb", digest, "{}"]
 
     async def test(lookup: PrincipalLookup) -> None:
@@ -187,11 +174,9 @@ def test_keys_of_another_yard_and_hostile_headers_are_refused(
     looked_up(broker.url, yard, test)
 
 
-def test_what_is_stored_limits_models_and_classes(
-    broker: Server, connection: redis.Redis, yard: Keys
-) -> None:
+def test_what_is_stored_limits_models_and_classes(broker: Server, yard: PlayedYard) -> None:
     stored = ApiKey(tenant="nightly", models=["m"], classes=["low"])
-    connection.hset(yard.api_keys, key_digest("ty-low"), encode_key(stored))
+    yard.connection.hset(yard.keys.api_keys, key_digest("ty-low"), encode_key(stored))
 
     async def test(lookup: PrincipalLookup) -> None:
         found = await lookup.find(bearer("ty-low"))
@@ -268,22 +253,20 @@ def test_a_gateway_of_before_roles_cannot_take_a_key_without_a_tenant_for_one() 
     assert b"role" not in encode_key(ApiKey(tenant="research"))
 
 
-def test_a_key_opens_something(connection: redis.Redis, yard: Keys) -> None:
+def test_a_key_opens_something(yard: PlayedYard) -> None:
     with pytest.raises(BadInput, match="give a tenant, a role, or both"):
-        create_key(Yard(connection, yard))
-    create_key(Yard(connection, yard), role="viewer")
-    create_key(Yard(connection, yard), "research", role="admin")
-    found = [(key.tenant, key.role) for key in list_keys(Yard(connection, yard)).values()]
+        create_key(yard)
+    create_key(yard, role="viewer")
+    create_key(yard, "research", role="admin")
+    found = [(key.tenant, key.role) for key in list_keys(yard).values()]
     assert sorted(found) == [("", "viewer"), ("research", "admin")]
 
 
-def test_the_api_refuses_a_key_without_a_tenant(
-    broker: Server, connection: redis.Redis, yard: Keys
-) -> None:
-    key, _ = create_key(Yard(connection, yard), role="admin")
-    both, _ = create_key(Yard(connection, yard), "research", role="viewer")
+def test_the_api_refuses_a_key_without_a_tenant(broker: Server, yard: PlayedYard) -> None:
+    key, _ = create_key(yard, role="admin")
+    both, _ = create_key(yard, "research", role="viewer")
     empty = "ty-empty"
-    connection.hset(yard.api_keys, key_digest(empty), b"{}")
+    yard.connection.hset(yard.keys.api_keys, key_digest(empty), b"{}")
 
     async def test(lookup: PrincipalLookup) -> None:
         assert (await lookup.find(bearer(both))).client == "http.research"

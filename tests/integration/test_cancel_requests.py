@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from coordinator.recovery import cancels
 from coordinator.recovery.cancels import CancelRequests
 from coordinator.telemetry.counts import CoordinatorCounts
+from tests.integration.operating import Opened
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import ALL, Order
@@ -41,10 +39,8 @@ class Yard(Lanes):
 
 
 @pytest.fixture
-def yard(broker: Server) -> Iterator[Yard]:
-    opened = Yard(broker.url)
-    yield opened
-    opened.close()
+def yard(opened: Opened) -> Yard:
+    return opened(Yard)
 
 
 @pytest.fixture

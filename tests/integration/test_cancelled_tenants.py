@@ -10,7 +10,7 @@ import pytest
 from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.servers import Server
-from tests.support.tenants import TenantYard, tenant_yard
+from tests.support.tenants import TenantYard
 from tests.support.waiting import eventually
 from tokenyard.protocol.tenants import MINUTE, TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams
@@ -142,7 +142,7 @@ class Impatient:
 
 
 def test_a_tenant_that_always_cancels_gets_no_more_than_others(broker: Server) -> None:
-    with tenant_yard(broker.url) as yard:
+    with TenantYard(broker.url) as yard:
         # Given two tenants with much to do, one of which cancels each answer at nine tenths
         worker = yard.worker(lane_limit=1)
         for tenant in ("fair", "hasty"):

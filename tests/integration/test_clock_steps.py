@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from starlette.datastructures import Headers
@@ -15,13 +13,13 @@ from gateway.http.context import RequestContext
 from gateway.http.incoming import read_deadline
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import _DEADLINE_MARGIN_S, YardQueue
+from tests.integration.operating import Opened
 from tests.integration.turned_yard import TurnedYard
 from tests.support.builders import make_request
 from tests.support.fake_clock import FakeClock
 from tests.support.lanes import LONG_MS
 from tokenyard import clock
 from tokenyard.protocol.replies import to_result
-from tokenyard.protocol.streams import unix_ms
 from tokenyard.telemetry.health import Health
 
 HOUR_MS = 3_600_000
@@ -30,15 +28,8 @@ ABOUT_MS = 60_000
 
 
 @pytest.fixture
-def yard(redis_url: str) -> Iterator[TurnedYard]:
-    opened = TurnedYard(redis_url)
-    yield opened
-    opened.close()
-
-
-def now_ms(yard: TurnedYard) -> int:
-    told: Any = yard.connection.time()
-    return unix_ms(told)
+def yard(opened: Opened) -> TurnedYard:
+    return opened(TurnedYard)
 
 
 def state(yard: TurnedYard, request_id: str, client: str = "anon") -> object:
@@ -48,7 +39,7 @@ def state(yard: TurnedYard, request_id: str, client: str = "anon") -> object:
 
 def before_the_step(yard: TurnedYard, leader: Coordinator, step_ms: int) -> int:
     """Have a leader know the broker's clock as it was before somebody set it; that time in ms."""
-    old_ms = now_ms(yard) - step_ms
+    old_ms = yard.now_ms - step_ms
     broker_time = leader._roster.broker_time
     broker_time.measured((old_ms // 1000, old_ms % 1000 * 1000), clock.monotonic())
     broker_time.take_step()
@@ -83,28 +74,28 @@ def test_leases_and_deadlines_last_as_long_as_before(yard: TurnedYard, step_ms: 
 
     # I expect the leases to last as long as before,
     ends = yard.connection.zscore(yard.keys.leases, worker)
-    assert ends == pytest.approx(now_ms(yard) + LONG_MS, abs=ABOUT_MS)
+    assert ends == pytest.approx(yard.now_ms + LONG_MS, abs=ABOUT_MS)
     left = yard.connection.zscore(yard.keys.clients, "ann")
-    assert left == pytest.approx(now_ms(yard) + LONG_MS, abs=ABOUT_MS)
+    assert left == pytest.approx(yard.now_ms + LONG_MS, abs=ABOUT_MS)
     # those that were over to have ended, or to end after their length,
     over = [yard.connection.zscore(*one) for one in gone_of(yard, gone)]
     if step_ms > 0:
         assert over == [None, None]
         assert state(yard, "attached", "gone") == b"cancelled"
     else:
-        assert all(one <= now_ms(yard) + LONG_MS for one in over)
+        assert all(one <= yard.now_ms + LONG_MS for one in over)
     # the same of the deadlines,
     assert to_result(yard.result("late")).status == "expired"
     # and a worker to be told the deadline by the new clock.
     [running] = yard.lane(worker)
-    assert running.request.deadline_ms == pytest.approx(now_ms(yard) + LONG_MS, abs=ABOUT_MS)
+    assert running.request.deadline_ms == pytest.approx(yard.now_ms + LONG_MS, abs=ABOUT_MS)
     assert state(yard, "attached", "ann") in {b"waiting", b"assigned"}
     assert state(yard, "in-time") in {None, b"assigned"}
 
 
 def test_until_the_leader_knows_nothing_ends(yard: TurnedYard) -> None:
     yard.scripts.submit("normal", [make_request("q", deadline_ms=1)], watched="ann")
-    told = now_ms(yard)
+    told = yard.now_ms
     for wrong in (told + HOUR_MS, told - HOUR_MS):
         assert yard.scripts.overdue("normal", "-", 10, now_ms=wrong) == ("", [])
         assert yard.scripts.watch_clients(10, now_ms=wrong) == []
@@ -181,5 +172,5 @@ class TestGateway:
             return deadline_ms, ends_at
 
         deadline_ms, ends_at = asyncio.run(deadlines())
-        assert deadline_ms == pytest.approx(now_ms(yard) + 60_000, abs=ABOUT_MS)
+        assert deadline_ms == pytest.approx(yard.now_ms + 60_000, abs=ABOUT_MS)
         assert ends_at == pytest.approx(fake_clock.now + 60 + _DEADLINE_MARGIN_S, abs=0.01)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,16 @@ from tests.support.brokers import (
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.processes import Plant
 from tests.support.servers import Server, ServerName, free_port
-from tests.support.streams import expected
+from tests.support.streams import check_handles
 from tests.support.waiting import eventually
 from tests.support.watched import USERS, Keep, Watched, settle
-from tests.support.yard import LONG_MS, PlayedYard, QueuedRequest
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard import AsyncClient, BrokerUnavailable, Client, Handle
 from tokenyard.broker import discovery, tls
 from tokenyard.broker.connection import open_async_connection, open_connection, translated
 from tokenyard.broker.discovery import Address, ClusterNodes
 from tokenyard.doctor import check_server, gather
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.wire import SamplingParams
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Publication, Published, Renewed
@@ -149,7 +148,6 @@ def test_tls_where_nobody_answers_the_handshake(
 # Losing the master
 
 PROMPTS = [[number + 1, number + 2] for number in range(30)]
-SAMPLING = SamplingParams(max_tokens=100)
 
 
 def start_streams(client: Client) -> list[Handle]:
@@ -157,14 +155,6 @@ def start_streams(client: Client) -> list[Handle]:
     handles = client.submit_many(PROMPTS, max_tokens=100, stream=True)
     eventually(lambda: all(one.status().tokens_published >= 3 for one in handles[:5]))
     return handles
-
-
-def check_streams(handles: Sequence[Handle]) -> None:
-    """Each was answered once, without a gap and without a repetition."""
-    for prompt, handle in zip(PROMPTS, handles, strict=True):
-        tokens = handle.result(AWAY_S).tokens
-        assert tokens == expected(make_request(tokens=prompt, params=SAMPLING))
-        assert [token for delta in handle for token in delta.tokens] == tokens
 
 
 # Sentinel
@@ -187,7 +177,7 @@ def test_sentinel_failover(name: ServerName, keep: Keep, tmp_path: Path) -> None
             watched.fail_over()
 
             # I expect that everything accepted is answered, each token once,
-            check_streams(handles)
+            check_handles(handles, PROMPTS, 100)
             # and that new requests are served, by both clients,
             ask_both_ways(urls["client"], plant.keys.yard)
             # without anybody having been started again.
@@ -252,7 +242,7 @@ def test_cluster_failover(keep: Keep, tmp_path: Path) -> None:
             cluster.fail_over(holder)
 
             # I expect that everything accepted is answered, each token once,
-            check_streams(handles)
+            check_handles(handles, PROMPTS, 100)
             # that new requests are served, by both clients,
             ask_both_ways(cluster.url, plant.keys.yard)
             # and that nobody was started again.
@@ -288,9 +278,8 @@ def test_an_open_slot_stops_no_script_half_way(keep: Keep, tmp_path: Path) -> No
     with redis.Redis(port=source.port) as here, redis.Redis(port=target.port) as there:
         yard = PlayedYard(here, keys, Scripts(Yard(here, keys)))
         worker = yard.worker()
-        [accepted] = yard.scripts.submit("normal", [request := make_request(tenant="acme")])
-        intake, _, entry = accepted.sid.partition("/")
-        held = yard.place(QueuedRequest(request, intake, entry), worker, alone=True)
+        request = make_request(tenant="acme")
+        held = yard.assign(worker, request, alone=True)
         load_scripts(here)
         load_scripts(there)
 

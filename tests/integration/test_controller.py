@@ -13,17 +13,11 @@ import pytest
 
 from tests.support.processes import ROOT, Plant
 from tests.support.servers import Server, free_port
-from tests.support.streams import streams, wait_mid_stream
+from tests.support.streams import begun, streams
 from tests.support.waiting import eventually
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.wire import Request
 from worker.host.controller import Controller
-
-
-def started(plant: Plant, requests: list[Request]) -> None:
-    """Push requests, and wait until all of them run."""
-    plant.push_all(requests)
-    wait_mid_stream(plant, requests)
 
 
 class TestJoining:
@@ -59,8 +53,7 @@ class TestDraining:
         plant.worker(name="stays", simulated_step_s=0.02)
         leaving = plant.worker(name="leaves", simulated_step_s=0.02)
         workers = plant.wait_for_workers(2)
-        requests = streams(6, 300)
-        started(plant, requests)
+        requests = begun(plant, 6, 300)
         (worker,) = (worker for worker, info in workers.items() if info.name == "leaves")
 
         # If one is told to stop
@@ -92,11 +85,8 @@ class TestDraining:
     @pytest.mark.long
     def test_without_grace_requests_are_handed_back(self, plant: Plant) -> None:
         # Given a host with long streams
-        plant.coordinator()
-        leaving = plant.worker(name="leaves", simulated_step_s=0.05, grace_s=0)
-        plant.wait_for_workers(1)
-        requests = streams(4, 100)
-        started(plant, requests)
+        leaving = plant.up(name="leaves", simulated_step_s=0.05, grace_s=0)
+        requests = begun(plant, 4, 100)
 
         # If it is told to stop without grace, and another host comes
         assert leaving.stop() == 0
@@ -111,11 +101,8 @@ class TestDraining:
 
     @pytest.mark.long
     def test_a_drain_ends_with_its_grace(self, plant: Plant) -> None:
-        plant.coordinator()
-        leaving = plant.worker(simulated_step_s=0.2, grace_s=1.0)
-        plant.wait_for_workers(1)
-        (request,) = streams(1, 1000)
-        started(plant, [request])
+        leaving = plant.up(simulated_step_s=0.2, grace_s=1.0)
+        (request,) = begun(plant, 1, 1000)
 
         # I expect it to end long before the stream would, which goes back.
         assert leaving.stop() == 0
@@ -124,11 +111,8 @@ class TestDraining:
 
     @pytest.mark.long
     def test_sigint_drains_too(self, plant: Plant) -> None:
-        plant.coordinator()
-        leaving = plant.worker(simulated_step_s=0.02)
-        plant.wait_for_workers(1)
-        requests = streams(2, 30)
-        started(plant, requests)
+        leaving = plant.up(simulated_step_s=0.02)
+        requests = begun(plant, 2, 30)
 
         # Ctrl-C in a terminal reaches the processes too
         for pid in (leaving.pid, *(child.pid for child in leaving.children())):

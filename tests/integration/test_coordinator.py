@@ -279,23 +279,16 @@ class TestHostileEntries:
 
 
 class TestBrokenBroker:
-    def test_a_deleted_intake_is_created_again(self, lanes: Lanes) -> None:
-        worker = lanes.worker()
+    def test_deleted_streams_are_created_again(self, lanes: Lanes) -> None:
+        worker, keys = lanes.worker(), lanes.keys
         lanes.coordinator(block_ms=50)
         assert served(lanes, worker)
 
-        lanes.connection.delete(*(lanes.keys.intake(name) for name in INTAKE_CLASSES))
+        intakes = [keys.intake(name) for name in INTAKE_CLASSES]
+        for streams in (intakes, [keys.events, keys.arrivals, keys.capacity]):
+            lanes.connection.delete(*streams)
 
-        assert served(lanes, worker)
-
-    def test_deleted_events_are_created_again(self, lanes: Lanes) -> None:
-        worker = lanes.worker()
-        lanes.coordinator(block_ms=50)
-
-        keys = lanes.keys
-        lanes.connection.delete(keys.events, keys.arrivals, keys.capacity)
-
-        assert served(lanes, worker)
+            assert served(lanes, worker)
 
     def test_a_coordinator_survives_killed_connections(self, lanes: Lanes) -> None:
         worker = lanes.worker(lane_limit=4)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from coordinator import roster
+from tests.integration.operating import Opened
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import ALL, Order, Signal, model_scope, worker_scope
@@ -35,12 +34,10 @@ class Yard(Lanes):
 
 
 @pytest.fixture
-def yard(broker: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
+def yard(monkeypatch: pytest.MonkeyPatch, opened: Opened) -> Yard:
     # Effects must come from events, not because the roster is read again.
     monkeypatch.setattr(roster, "REFRESH_S", 3_600.0)
-    opened = Yard(broker.url)
-    yield opened
-    opened.close()
+    return opened(Yard)
 
 
 @pytest.mark.parametrize("scope", [ALL, model_scope("sim"), worker_scope("w")])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.integration.operating import Opened
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes
-from tests.support.servers import Server, free_port
+from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from tokenyard.protocol import leader_reports
 from tokenyard.protocol.leader_reports import FIELD
@@ -54,10 +54,8 @@ class Yard(Lanes):
 
 
 @pytest.fixture
-def yard(broker: Server) -> Iterator[Yard]:
-    yard = Yard(broker.url)
-    yield yard
-    yard.close()
+def yard(opened: Opened) -> Yard:
+    return opened(Yard)
 
 
 def test_requests_of_tenants_count_where_there_is_no_worker(yard: Yard) -> None:

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -57,17 +56,6 @@ def test_over_a_pool_that_is_not_ours_it_is_redis_pys_own_client(broker: Server)
         assert client.ping()
         assert client.register_script("return 1")() == 1
     pool.disconnect()
-
-
-def test_each_of_several_threads_has_an_answer_of_its_own(direct: redis.Redis) -> None:
-    together = Barrier(8)
-
-    def ask(number: int) -> set[bool]:
-        together.wait(30.0)
-        return {direct.echo(f"{number}/{at}") == f"{number}/{at}".encode() for at in range(200)}
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(ask, range(8))) == [{True}] * 8
 
 
 def test_an_error_is_raised_and_the_connection_stays_good(direct: redis.Redis) -> None:

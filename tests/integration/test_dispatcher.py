@@ -252,9 +252,8 @@ class TestDeterministic:
     def test_two_deterministic_runs_are_equal(self, broker: Server, tmp_path: Path) -> None:
         # Given two runs that differ in the order of joining, and in speed and size of workers
         for name, order, limit in (("one", ["a", "b", "c"], 2), ("two", ["c", "a", "b"], 7)):
-            lanes = Lanes(broker.url)
-            self._record(lanes, tmp_path / name, order, limit)
-            lanes.close()
+            with Lanes(broker.url) as lanes:
+                self._record(lanes, tmp_path / name, order, limit)
 
         # I expect the same decisions, a function of the order of arrival alone.
         one = read_decisions(tmp_path / "one")
@@ -266,13 +265,12 @@ class TestDeterministic:
     ) -> None:
         # Given the same id twice, read in one batch or in two
         for name, limit in (("one", 1), ("two", 50)):
-            lanes = Lanes(broker.url)
-            workers = [lanes.worker(w, lane_limit=limit) for w in ("a", "b", "c")]
-            lanes.coordinator(deterministic=True, expect_workers=3, record=tmp_path / name)
-            batch = requests(8)
-            lanes.push([batch[0], batch[1], batch[1], *batch[2:]])
-            lanes.serve(workers, 8)
-            lanes.close()
+            with Lanes(broker.url) as lanes:
+                workers = [lanes.worker(w, lane_limit=limit) for w in ("a", "b", "c")]
+                lanes.coordinator(deterministic=True, expect_workers=3, record=tmp_path / name)
+                batch = requests(8)
+                lanes.push([batch[0], batch[1], batch[1], *batch[2:]])
+                lanes.serve(workers, 8)
 
         assert read_decisions(tmp_path / "one") == read_decisions(tmp_path / "two")
 

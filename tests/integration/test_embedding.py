@@ -58,6 +58,14 @@ class Family:
         self._all.append(process)
         return process, ours, ready
 
+    def does_not_start(self, target: Callable[..., Any], settings: Any, why: str) -> BaseProcess:
+        """Start one, and check that whoever waits for it is told why it does not come up."""
+        process, pipe, ready = self.start(target, settings)
+        with pytest.raises(NotStarted, match=why):
+            wait_started(process, pipe, START_S)
+        assert not ready.is_set()
+        return process
+
     def end(self) -> None:
         for process in self._all:
             process.terminate()
@@ -155,11 +163,9 @@ class TestFailing:
     def test_no_broker(self, family: Family) -> None:
         settings = CoordinatorSettings(redis_url=f"redis://127.0.0.1:{free_port()}")
 
-        process, pipe, ready = family.start(coordinator.entrypoint, settings)
+        why = r"BrokerUnavailable: .* does not answer"
+        process = family.does_not_start(coordinator.entrypoint, settings, why)
 
-        with pytest.raises(NotStarted, match=r"BrokerUnavailable: .* does not answer"):
-            wait_started(process, pipe, START_S)
-        assert not ready.is_set()
         process.join(START_S)
         assert process.exitcode == 1
 
@@ -170,9 +176,8 @@ class TestFailing:
         server.fall_ill("replica")
         try:
             settings = CoordinatorSettings(redis_url=server.url)
-            process, pipe, _ = family.start(coordinator.entrypoint, settings)
-            with pytest.raises(NotStarted, match=r"BrokerNotWritable: .*\(READONLY\)"):
-                wait_started(process, pipe, START_S)
+            why = r"BrokerNotWritable: .*\(READONLY\)"
+            family.does_not_start(coordinator.entrypoint, settings, why)
         finally:
             server.kill()
 
@@ -189,16 +194,12 @@ class TestFailing:
         settings = replace(
             working(leading), engine="vllm", model=str(tmp_path), device="cuda", model_name=""
         )
-        process, pipe, _ = family.start(worker.entrypoint, settings)
-        with pytest.raises(NotStarted, match=r"SettingsError: .*cuda"):
-            wait_started(process, pipe, START_S)
+        family.does_not_start(worker.entrypoint, settings, r"SettingsError: .*cuda")
 
     def test_a_port_that_is_taken(self, family: Family, leading: CoordinatorSettings) -> None:
         with socket.create_server(("127.0.0.1", 0)) as thief:
             settings = replace(leading, metrics_port=thief.getsockname()[1])
-            process, pipe, _ = family.start(coordinator.entrypoint, settings)
-            with pytest.raises(NotStarted, match="in use"):
-                wait_started(process, pipe, START_S)
+            family.does_not_start(coordinator.entrypoint, settings, "in use")
 
     def test_a_process_that_is_killed(self, family: Family, leading: CoordinatorSettings) -> None:
         # Given a controller whose model takes long to load

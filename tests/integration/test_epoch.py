@@ -77,12 +77,17 @@ def check_weights(plant: Plant, requests: Sequence[Request]) -> list[tuple[int |
     return [epochs(answer) for answer in answers]
 
 
+def asked(plant: Plant, count: int = 5) -> set[tuple[int | None, int | None]]:
+    """The epochs of the answers to so many new requests, whose weights are checked."""
+    requests = quiet(count)
+    plant.push_all(requests)
+    return set(check_weights(plant, requests))
+
+
 @pytest.mark.long
 def test_results_have_their_epoch_also_across_a_reload(plant: Plant, signals: Signals) -> None:
     # Given a request from before any epoch, and running streams of epoch 1
-    plant.coordinator()
-    plant.worker(simulated_step_s=STEP_S)
-    plant.wait_for_workers(1)
+    plant.up(simulated_step_s=STEP_S)
     before, during, after = quiet(1), streams(3, max_tokens=200), quiet(1)
     plant.push_all(before)
     first = check_exact(plant, before)
@@ -127,9 +132,7 @@ def test_epoch_of_the_worker_is_that_of_the_narrowest_scope(plant: Plant, signal
 @pytest.mark.long
 def test_worker_killed_between_two_epochs(plant: Plant, signals: Signals) -> None:
     # Given a worker in epoch 1, with streams and a request without published tokens
-    plant.coordinator()
-    plant.worker(simulated_step_s=STEP_S)
-    plant.wait_for_workers(1)
+    plant.up(simulated_step_s=STEP_S)
     set_epoch(signals, 1)
     shown, unseen = streams(3), make_request(params=SamplingParams(max_tokens=150))
     plant.push_all([*shown, unseen])
@@ -186,9 +189,7 @@ def test_weights_are_reloaded_in_a_busy_yard(
     eventually(lambda: {(one.weights, one.epoch) for one in plant.roster().values()} == {(PATH, 5)})
     for program in programs:
         assert program.stop() == 0
-    last = quiet(10)
-    plant.push_all(last)
-    assert set(check_weights(plant, last)) == {(5, None)}
+    assert asked(plant, 10) == {(5, None)}
 
 
 @pytest.mark.long
@@ -199,9 +200,7 @@ def test_a_reload_of_missing_weights_is_undone(
     plant: Plant, signals: Signals, name: str, reason: str
 ) -> None:
     # Given a yard in epoch 4 that runs
-    plant.coordinator()
-    plant.worker(slots=2)
-    plant.wait_for_workers(2)
+    plant.up(slots=2)
     set_epoch(signals, 4)
 
     # If its workers cannot load the weights, which shows before or only when they try
@@ -209,13 +208,9 @@ def test_a_reload_of_missing_weights_is_undone(
 
     # I expect them to report why, and to continue with the old weights in the old epoch.
     assert {reason in one.reason for one in unacknowledged if one.reason} == {True}
-    requests = quiet(5)
-    plant.push_all(requests)
-    assert set(check_weights(plant, requests)) == {(4, None)}
+    assert asked(plant) == {(4, None)}
     assert signals.reload("sim", PATH, 5, "abort", START_S) == []
-    others = quiet(5)
-    plant.push_all(others)
-    assert set(check_weights(plant, others)) == {(5, None)}
+    assert asked(plant) == {(5, None)}
 
 
 def begin_reload(signals: Signals, weights: str, until_ms: float) -> None:
@@ -243,18 +238,14 @@ def test_the_leader_ends_a_reload_whose_caller_is_dead(plant: Plant, signals: Si
 
 
 def test_the_leader_does_not_end_a_reload_in_progress(plant: Plant, signals: Signals) -> None:
-    plant.coordinator()
-    plant.worker()
-    plant.wait_for_workers(1)
+    plant.up()
     begin_reload(signals, PATH, 1000 * time.time() + 600_000)
     set_epoch(signals, 5)
 
     given = signals.give(Order(signal="UNPAUSE", scope=SIM))
     assert signals.wait(given, START_S) == []
 
-    requests = quiet(5)
-    plant.push_all(requests)
-    assert set(check_weights(plant, requests)) == {(5, None)}
+    assert asked(plant) == {(5, None)}
     assert signals.desired_states().by_scope == {SIM: DesiredState(weights=PATH, epoch=5)}
 
 
@@ -285,21 +276,15 @@ def test_a_host_killed_during_a_reload_returns_with_the_weights_of_the_others(
     eventually(lambda: weights() == dict.fromkeys(living, ""))
 
     # I expect all to run with the weights before.
-    requests = quiet(20)
-    plant.push_all(requests)
-    assert set(check_weights(plant, requests)) == {(4, None)}
+    assert asked(plant, 20) == {(4, None)}
 
 
 @pytest.mark.long
 def test_the_models_own_weights_are_restored(plant: Plant, signals: Signals) -> None:
-    plant.coordinator()
-    plant.worker()
-    plant.wait_for_workers(1)
+    plant.up()
 
     assert signals.reload("sim", PATH, 5, "wait", START_S) == []
     assert signals.reload("sim", "", 4, "wait", START_S) == []
 
-    requests = quiet(5)
-    plant.push_all(requests)
-    assert set(check_weights(plant, requests)) == {(4, None)}
+    assert asked(plant) == {(4, None)}
     eventually(lambda: {info.weights for info in plant.roster().values()} == {""})

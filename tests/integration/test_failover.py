@@ -10,13 +10,13 @@ import pytest
 from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.servers import ServerName
-from tests.support.streams import expected, streams
+from tests.support.streams import check_exact, check_handles, streams
 from tests.support.waiting import eventually
 from tests.support.watched import Keep, Watched
-from tokenyard import Client, Handle
+from tokenyard import Client
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import INTAKE_CLASSES
-from tokenyard.protocol.wire import Request, SamplingParams
+from tokenyard.protocol.wire import Request
 from tokenyard.scripts.answers import Submitted
 
 AWAY_S = 60.0
@@ -80,31 +80,14 @@ def test_requests_known_to_the_replica_end_exactly_once(watched: Watched, plant:
         assert len(ended(plant, requests)) < len(seen), "nothing was lost: no gap"
 
         # I expect each that it knew of to end once, with every token, without a person's help,
-        check_all(plant, requests)
+        check_exact(plant, requests)
         # clients that have read lost tokens to continue without a gap or a repetition,
-        check_heard(handles)
+        check_handles(handles, HEARD, 150)
         # nothing to be left behind,
         eventually(lambda: not left_behind(plant), timeout_s=AWAY_S)
         # and the one that only the old master knew to be unknown.
         assert plant.ledger(unknown.id) == {}
         assert all(program.is_running for program in plant.programs)
-
-
-def check_all(plant: Plant, requests: Sequence[Request]) -> None:
-    plant.results(requests, timeout_s=AWAY_S)
-    for request in requests:
-        answer = plant.answer(request.id)
-        assert answer.result.ok, answer.result.error
-        assert answer.result.tokens == expected(request)
-        answer.check_stream()
-
-
-def check_heard(handles: Sequence[Handle]) -> None:
-    params = SamplingParams(max_tokens=150)
-    for prompt, handle in zip(HEARD, handles, strict=True):
-        tokens = handle.result(AWAY_S).tokens
-        assert tokens == expected(make_request(tokens=prompt, params=params))
-        assert [token for delta in handle for token in delta.tokens] == tokens
 
 
 def left_behind(plant: Plant) -> list[str]:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 
 import coordinator.dispatch.tenant_intakes
 import coordinator.dispatch.tenant_shares
-from tests.support.servers import Server
-from tests.support.tenants import TenantYard, tenant_yard, tenants
+from tests.integration.operating import Opened
+from tests.support.tenants import TenantYard, tenants
 
 #: Of the line, for these tests.
 PAGE = 2
 
 
 @pytest.fixture
-def yard(broker: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[TenantYard]:
+def yard(monkeypatch: pytest.MonkeyPatch, opened: Opened) -> TenantYard:
     monkeypatch.setattr(coordinator.dispatch.tenant_intakes, "PAGE", PAGE)
-    with tenant_yard(broker.url) as started:
-        yield started
+    return opened(TenantYard)
 
 
 def ignore_the_clock(yard: TenantYard) -> None:

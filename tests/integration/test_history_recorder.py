@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from coordinator.telemetry import recorder
+from tests.integration.operating import Opened
 from tests.support.builders import make_request, worker_json
 from tests.support.lanes import LONG_MS, Lanes, requests
 from tests.support.processes import Plant
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.protocol.leader_reports import HistorySample
+from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.yard.history import read_history
 from tokenyard.yard.snapshot import read_standbys, read_yard
@@ -28,21 +27,18 @@ class Yard(Lanes):
         self.scripts.renew(LONG_MS, [(worker, packed)])
 
     def history(self) -> list[HistorySample]:
-        return history_of(self)
+        return read_history(self, self.now_ms)
 
 
-def history_of(yard: Lanes | Plant) -> list[HistorySample]:
-    seconds, micros = yard.connection.time()
-    return read_history(yard, seconds * 1000 + micros // 1000)
+def history_of(plant: Plant) -> list[HistorySample]:
+    return read_history(plant, unix_ms(plant.connection.time()))
 
 
 @pytest.fixture
-def yard(broker: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
+def yard(monkeypatch: pytest.MonkeyPatch, opened: Opened) -> Yard:
     monkeypatch.setattr(recorder, "EVERY_MS", 400)
     monkeypatch.setattr(recorder, "LEAST_MS", 50)
-    opened = Yard(broker.url)
-    yield opened
-    opened.close()
+    return opened(Yard)
 
 
 @pytest.mark.long

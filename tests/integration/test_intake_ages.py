@@ -8,18 +8,15 @@ import pytest
 import redis
 
 from tokenyard.protocol.keys import Keys, PriorityClass, intake_name
+from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.intake_ages import MOST_OF_LINE, read_ages_ms, read_oldest_ms
 from tokenyard.yard.history import read_snapshot
 
 NOW_MS = 2_000_000_000_000
 
 
-class WaitingYard:
+class WaitingYard(Yard):
     """A yard with entries of any age."""
-
-    def __init__(self, connection: redis.Redis, keys: Keys) -> None:
-        self.connection = connection
-        self.keys = keys
 
     def wait(self, priority_class: PriorityClass, tenant: str, *seconds: int) -> None:
         """Requests that have waited so long, the oldest first; a tenant is behind all in line."""

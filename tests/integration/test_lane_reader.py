@@ -16,49 +16,48 @@ from tokenyard.protocol.yard import Yard
 from worker.process.lane_session import LaneReader
 
 
-@pytest.fixture
-def delivered() -> list[Assignment]:
-    return []
+class Rig:
+    """The reader of a lane, and what it passes on."""
 
-
-@pytest.fixture
-def cancelled() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def reader(
-    yard: PlayedYard, broker: Server, delivered: list[Assignment], cancelled: list[str]
-) -> Iterator[LaneReader]:
-    with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
-        reader = LaneReader(
-            Yard(own, yard.keys),
-            yard.worker(),
-            delivered.extend,
-            lambda entry, charged: cancelled.append(f"{entry} {charged}"),
-            block_ms=100,
+    def __init__(self, yard: PlayedYard, connection: redis.Redis) -> None:
+        self.connection = connection
+        self.worker = yard.worker()
+        self.lane = yard.keys.lane(self.worker)
+        self.parts: list[Sequence[Assignment]] = []
+        self.heard: list[Assignment | str] = []
+        self.reader = LaneReader(
+            Yard(connection, yard.keys), self.worker, self._deliver, self._cancel, block_ms=100
         )
-        yield reader
-        reader.stop()
-        reader._thread.join(30.0)
+
+    def _deliver(self, part: Sequence[Assignment]) -> None:
+        self.parts.append(part)
+        self.heard += part
+
+    def _cancel(self, entry: str, charged: str) -> None:
+        self.heard.append(f"cancel {entry} {charged}")
 
 
-def test_each_assignment_comes_once_and_in_order(
-    yard: PlayedYard, reader: LaneReader, delivered: list[Assignment]
-) -> None:
-    worker = reader._stream.rpartition(":")[2]
-    placed = [yard.assign(worker) for _ in range(3)]
-    reader.start()
-    eventually(lambda: delivered == placed)
-    placed += [yard.assign(worker) for _ in range(3)]
-
-    eventually(lambda: delivered == placed)
-    assert len(yard.lane(worker)) == 6, "they stay until their results are published"
+@pytest.fixture
+def rig(yard: PlayedYard, broker: Server) -> Iterator[Rig]:
+    with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
+        made = Rig(yard, own)
+        yield made
+        made.reader.stop()
+        if made.reader._thread.is_alive():
+            made.reader._thread.join(30.0)
 
 
-def test_forged_entries_are_removed(
-    yard: PlayedYard, reader: LaneReader, delivered: list[Assignment]
-) -> None:
+def test_each_assignment_comes_once_and_in_order(yard: PlayedYard, rig: Rig) -> None:
+    placed = [yard.assign(rig.worker) for _ in range(3)]
+    rig.reader.start()
+    eventually(lambda: rig.heard == placed)
+    placed += [yard.assign(rig.worker) for _ in range(3)]
+
+    eventually(lambda: rig.heard == placed)
+    assert len(yard.lane(rig.worker)) == 6, "they stay until their results are published"
+
+
+def test_forged_entries_are_removed(yard: PlayedYard, rig: Rig) -> None:
     for fields in (
         {"x": "y"},
         {"id": "a", "prompt": "p"},
@@ -66,106 +65,79 @@ def test_forged_entries_are_removed(
         {"id": "a", "prompt": "p", "attempt": "1"},
         {"id": "a", "prompt": "p", "attempt": "1", "sid": "normal/1-0", "published": "abc"},
     ):
-        yard.connection.xadd(reader._stream, fields)
-    reader.start()
+        yard.connection.xadd(rig.lane, fields)
+    rig.reader.start()
 
-    eventually(lambda: not yard.connection.xlen(reader._stream))
-    assert delivered == []
-
-
-def test_cancels_are_passed_on_and_taken_off_the_lane(
-    yard: PlayedYard, reader: LaneReader, cancelled: list[str]
-) -> None:
-    yard.connection.xadd(reader._stream, {"cancel": "7-0"})
-    yard.connection.xadd(reader._stream, {"cancel": "8-0", "request": "ann/q/1"})
-    reader.start()
-
-    eventually(lambda: not yard.connection.xlen(reader._stream))
-    assert cancelled == ["7-0 ", "8-0 ann/q/1"]
+    eventually(lambda: not yard.connection.xlen(rig.lane))
+    assert rig.heard == []
 
 
-def test_the_lane_is_read_again_after_an_outage(
-    yard: PlayedYard, reader: LaneReader, delivered: list[Assignment]
-) -> None:
+def test_cancels_are_passed_on_and_taken_off_the_lane(yard: PlayedYard, rig: Rig) -> None:
+    yard.connection.xadd(rig.lane, {"cancel": "7-0"})
+    yard.connection.xadd(rig.lane, {"cancel": "8-0", "request": "ann/q/1"})
+    rig.reader.start()
+
+    eventually(lambda: not yard.connection.xlen(rig.lane))
+    assert rig.heard == ["cancel 7-0 ", "cancel 8-0 ann/q/1"]
+
+
+def test_the_lane_is_read_again_after_an_outage(yard: PlayedYard, rig: Rig) -> None:
     # Given an entry that was read, and is before the reader's position
-    worker = reader._stream.rpartition(":")[2]
-    reader.start()
-    first, second = yard.assign(worker), yard.assign(worker)
-    eventually(lambda: delivered == [first, second])
-    yard.connection.xdel(reader._stream, second.entry)
+    rig.reader.start()
+    first, second = yard.assign(rig.worker), yard.assign(rig.worker)
+    eventually(lambda: rig.heard == [first, second])
+    yard.connection.xdel(rig.lane, second.entry)
 
     # If the reader's connection is killed
     yard.connection.client_kill_filter(_type="normal", skipme=True)
 
     # I expect the entry to come again, and then the new ones.
-    eventually(lambda: delivered == [first, second, first])
-    third = yard.assign(worker)
-    eventually(lambda: delivered == [first, second, first, third])
+    eventually(lambda: rig.heard == [first, second, first])
+    third = yard.assign(rig.worker)
+    eventually(lambda: rig.heard == [first, second, first, third])
 
 
-def test_nothing_is_delivered_after_a_stop(
-    yard: PlayedYard, reader: LaneReader, delivered: list[Assignment]
-) -> None:
-    worker = reader._stream.rpartition(":")[2]
-    reader.start()
-    reader.stop()
-    yard.assign(worker)
+def test_nothing_is_delivered_after_a_stop(yard: PlayedYard, rig: Rig) -> None:
+    rig.reader.start()
+    rig.reader.stop()
+    yard.assign(rig.worker)
 
-    reader._thread.join(30.0)
+    rig.reader._thread.join(30.0)
 
-    assert delivered == []
+    assert rig.heard == []
 
 
-def test_a_cancel_comes_after_its_request(yard: PlayedYard, broker: Server) -> None:
+def test_a_cancel_comes_after_its_request(yard: PlayedYard, rig: Rig) -> None:
     """Given a request and its cancel, if one read returns both, I expect that order."""
-    heard: list[str] = []
-    worker = yard.worker()
-    assigned = yard.assign(worker)
-    yard.connection.xadd(yard.keys.lane(worker), {"cancel": assigned.entry})
-    later = yard.assign(worker)
-    with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
-        reader = LaneReader(
-            Yard(own, yard.keys),
-            worker,
-            lambda found: heard.extend(each.entry for each in found),
-            lambda entry, _: heard.append(f"cancel {entry}"),
-            block_ms=100,
-        )
-        reader.run_once()
+    assigned = yard.assign(rig.worker)
+    yard.connection.xadd(rig.lane, {"cancel": assigned.entry})
+    later = yard.assign(rig.worker)
 
-    assert heard == [assigned.entry, f"cancel {assigned.entry}", later.entry]
+    rig.reader.run_once()
+
+    assert rig.heard == [assigned, f"cancel {assigned.entry} ", later]
 
 
 def test_the_first_entry_of_a_long_read_does_not_wait_for_the_last(
-    yard: PlayedYard, broker: Server
+    yard: PlayedYard, rig: Rig
 ) -> None:
-    parts: list[Sequence[Assignment]] = []
-    worker = yard.worker()
-    placed = [yard.assign(worker) for _ in range(100)]
-    with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
-        LaneReader(
-            Yard(own, yard.keys), worker, parts.append, lambda *_: None, block_ms=100
-        ).run_once()
+    placed = [yard.assign(rig.worker) for _ in range(100)]
 
-    assert [each for part in parts for each in part] == placed
-    assert 2 <= len(parts) <= 10
+    rig.reader.run_once()
+
+    assert rig.heard == placed
+    assert 2 <= len(rig.parts) <= 10
 
 
-def test_entries_before_a_fault_are_delivered_once(yard: PlayedYard, broker: Server) -> None:
+def test_entries_before_a_fault_are_delivered_once(yard: PlayedYard, rig: Rig) -> None:
     """Given a forged entry after a request, if it cannot be removed, I expect the request."""
-    delivered: list[Assignment] = []
-    worker = yard.worker()
-    assigned = yard.assign(worker)
-    yard.connection.xadd(yard.keys.lane(worker), {"x": "y"})
-    with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
-        reader = LaneReader(
-            Yard(own, yard.keys), worker, delivered.extend, lambda *_: None, block_ms=100
-        )
-        broken = mock.patch.object(own, "xdel", side_effect=redis.ConnectionError("gone"))
-        with broken, pytest.raises(redis.ConnectionError):
-            reader.run_once()
-        assert delivered == [assigned]
-        reader.run_once()
+    assigned = yard.assign(rig.worker)
+    yard.connection.xadd(rig.lane, {"x": "y"})
+    broken = mock.patch.object(rig.connection, "xdel", side_effect=redis.ConnectionError("gone"))
+    with broken, pytest.raises(redis.ConnectionError):
+        rig.reader.run_once()
+    assert rig.heard == [assigned]
+    rig.reader.run_once()
 
-    assert delivered == [assigned]
-    assert len(yard.lane(worker)) == 1
+    assert rig.heard == [assigned]
+    assert len(yard.lane(rig.worker)) == 1

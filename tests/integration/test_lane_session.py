@@ -6,7 +6,6 @@ import queue
 from collections.abc import Iterator
 
 import pytest
-import redis
 
 from tests.support.builders import make_request
 from tests.support.fake_clock import FakeClock
@@ -15,11 +14,8 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard.clock import MEASURE_EVERY_S
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.protocol.streams import unix_ms
-from tokenyard.scripts import Scripts
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import TokenDelta
 from worker.messages import Delivery, LeaseLost, Stale, ToProcess
@@ -67,8 +63,8 @@ class Rig:
 
 
 @pytest.fixture
-def rig(connection: redis.Redis, keys: Keys, scripts: Scripts, broker: Server) -> Iterator[Rig]:
-    made = Rig(PlayedYard(connection, keys, scripts), broker.url)
+def rig(yard: PlayedYard, broker: Server) -> Iterator[Rig]:
+    made = Rig(yard, broker.url)
     yield made
     made.session.end()
 
@@ -134,18 +130,18 @@ def test_an_ended_session_reads_nothing(rig: Rig) -> None:
 
 
 def test_deadlines_are_by_the_brokers_clock_whatever_ours_says(
-    yard: PlayedYard, broker: Server, connection: redis.Redis, fake_clock: FakeClock
+    yard: PlayedYard, broker: Server, fake_clock: FakeClock
 ) -> None:
     # Given a worker whose clock is years from the broker's
     rig = Rig(yard, broker.url)
-    before_ms = unix_ms(connection.time())
+    before_ms = yard.now_ms
     assert rig.session.broker_time.now_ms > before_ms + 60_000
     rig.session._reader._measure_time()
     # I expect it to know the broker's after its first read,
-    assert before_ms <= int(rig.session.broker_time.now_ms) <= unix_ms(connection.time())
+    assert before_ms <= int(rig.session.broker_time.now_ms) <= yard.now_ms
     # a step of its own to change nothing,
     fake_clock.step(-3600.0)
-    assert before_ms <= int(rig.session.broker_time.now_ms) <= unix_ms(connection.time())
+    assert before_ms <= int(rig.session.broker_time.now_ms) <= yard.now_ms
     # and an outage, or time, to have it ask again.
     assert not rig.session.broker_time.is_due
     rig.session._reader._on_outage()

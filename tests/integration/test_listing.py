@@ -9,17 +9,16 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
-from tests.support.builders import make_request, make_result, random_name, worker_json
+from tests.support.builders import make_request, random_name, worker_json
 from tests.support.counting import Counting
-from tests.support.yard import LONG_MS, PlayedYard, QueuedRequest
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.replies import Provenance, Usage, json_text, refusal
+from tokenyard.protocol.replies import Provenance, Usage, json_text
 from tokenyard.protocol.wire import Request, request_fields
 from tokenyard.protocol.yard import Yard
-from tokenyard.scripts.answers import Publication
 from tokenyard.yard.listing import Owners, Query, RequestList, find_owners, list_requests
 from tokenyard.yard.requests import STATES
 
@@ -43,8 +42,7 @@ def complete(yard: PlayedYard, worker: str, request: Request, model: str = "adde
         "provenance": json_text(Provenance(model, "", "vllm", "1", worker, 1)),
         "usage": json_text(Usage(3, 5, 8)),
     }
-    result = make_result(request.id, [1, 2], **said)
-    yard.scripts.finish(worker, [Publication(assignment, result)])
+    yard.finish(worker, assignment, [1, 2], **said)
 
 
 def one_of_each_state(yard: PlayedYard) -> None:
@@ -53,10 +51,8 @@ def one_of_each_state(yard: PlayedYard) -> None:
     complete(yard, worker, make_request("completed", client="ann", model="adder"))
     for name, code in (("failed", Code.MODEL_UNAVAILABLE), ("expired", Code.DEADLINE_EXCEEDED)):
         request = make_request(name, client="bob")
-        entry = yard.submit(request).entry
-        reply = refusal(request, code, "for a test")
-        yard.scripts.answer(yard.token, "normal", entry, request, reply)
-    yard.scripts.cancel("ann", "cancelled", "for a test")
+        yard.answer(yard.submit(request), code)
+    yard.scripts.cancel("ann", "cancelled", "the test says so")
     yard.assign(worker, make_request("assigned", client="ann", model="adder"))
     yard.submit(make_request("waiting", client="bob", model="other"))
 
@@ -109,8 +105,8 @@ def test_clients_and_models(yard: PlayedYard) -> None:
         ({"worker": "w.1", "states": IN_FLIGHT}, ["assigned"]),
         ({"worker": "w.2"}, []),
         ({"error": "model_unavail"}, ["failed"]),
-        ({"error": "FOR A TEST"}, ["cancelled", "expired", "failed"]),
-        ({"error": "DEADLINE_EXCEEDED: for"}, ["expired"]),
+        ({"error": "THE TEST SAYS SO"}, ["cancelled", "expired", "failed"]),
+        ({"error": "DEADLINE_EXCEEDED: the"}, ["expired"]),
         ({"error": ".*"}, []),
         ({"tenant": "acme"}, []),
     ],
@@ -125,12 +121,11 @@ def test_requests_of_a_tenant_in_each_state(yard: PlayedYard) -> None:
     for tenant in ("acme", "bolt"):
         for state in ("waits", "runs", "done"):
             request = make_request(f"{tenant}-{state}", tenant=tenant)
-            yard.scripts.submit("low", [request])
-            waiting = QueuedRequest(request, f"low:{tenant}", yard.intake(f"low:{tenant}")[-1][0])
+            waiting = yard.submit(request, "low")
             if state != "waits":
                 assignment = yard.place(waiting, worker)
             if state == "done":
-                yard.scripts.finish(worker, [Publication(assignment, make_result(request.id, []))])
+                yard.finish(worker, assignment)
     assert sorted(ids(yard, tenant="acme")) == ["acme-done", "acme-runs", "acme-waits"]
     assert ids(yard, tenant="") == ids(yard)
     assert {one.tenant for one in listed(yard).requests} == {"acme", "bolt"}

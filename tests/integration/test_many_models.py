@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -15,10 +14,10 @@ from coordinator.coordinator import Coordinator
 from coordinator.dispatch.admission import refuse
 from coordinator.dispatch.entries import Entry
 from coordinator.dispatch.shares import WEIGHTS
+from tests.integration.operating import Opened
 from tests.integration.turned_yard import TurnedYard
 from tests.support.builders import make_request, worker_json
 from tests.support.lanes import LONG_MS
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
@@ -68,10 +67,8 @@ def demands(leading: Coordinator) -> dict[str, tuple[int, int]]:
 
 
 @pytest.fixture
-def yard(broker: Server) -> Iterator[Yard]:
-    opened = Yard(broker.url)
-    yield opened
-    opened.close()
+def yard(opened: Opened) -> Yard:
+    return opened(Yard)
 
 
 class TestNoneHidesAnother:
@@ -86,10 +83,17 @@ class TestNoneHidesAnother:
         assert yard.wait_for_load(worker, 3) == ids
         assert yard.waiting() == 200
 
-    def test_requests_run_behind_many_for_a_full_model(self, yard: Yard) -> None:
+    @pytest.mark.parametrize(
+        "settings",
+        [{"max_batch": 8}, {"max_batch": 8, "deterministic": True, "expect_workers": 2}],
+        ids=["as they come", "deterministic"],
+    )
+    def test_requests_run_behind_many_for_a_full_model(
+        self, yard: Yard, settings: dict[str, Any]
+    ) -> None:
         full = yard.worker("a", lane_limit=1, model="a")
         free = yard.worker("b", model="b")
-        yard.coordinator(max_batch=8)
+        yard.coordinator(**settings)
 
         first = yard.ask("a", 200)
         ids = yard.ask("b", 3)
@@ -147,18 +151,6 @@ class TestNoneHidesAnother:
 
         for name, worker in workers.items():
             assert f"{name}-low0000" in yard.ids(worker)
-
-    def test_strict_order_is_per_model(self, yard: Yard) -> None:
-        # Given the deterministic mode, and a model whose worker is full
-        full = yard.worker("a", lane_limit=1, model="a")
-        free = yard.worker("b", model="b")
-        yard.coordinator(deterministic=True, expect_workers=2)
-
-        first = yard.ask("a", 3)
-        ids = yard.ask("b", 3)
-
-        assert yard.wait_for_load(free, 3) == ids
-        assert yard.ids(full) == first[:1]
 
 
 class TestDemand:

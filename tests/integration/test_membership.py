@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-import redis
 
 from tests.support.builders import make_worker_info
 from tests.support.waiting import eventually
 from tests.support.yard import LONG_MS, PlayedYard
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import (
     HostInfo,
     ModelInfo,
@@ -20,7 +18,6 @@ from tokenyard.protocol.worker_info import (
     decode_host,
     decode_worker,
 )
-from tokenyard.scripts import Scripts
 from worker.host.membership import Membership
 
 HOST = HostInfo(name="host", models=[ModelInfo(name="adder")])
@@ -44,8 +41,8 @@ class Members:
 
 
 @pytest.fixture
-def members(connection: redis.Redis, keys: Keys, scripts: Scripts) -> Iterator[Members]:
-    made = Members(PlayedYard(connection, keys, scripts))
+def members(yard: PlayedYard) -> Iterator[Members]:
+    made = Members(yard)
     yield made
     made.membership.stop()
 

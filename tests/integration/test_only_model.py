@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from coordinator.coordinator import Coordinator
+from tests.integration.operating import Opened
 from tests.integration.turned_yard import TurnedYard
 from tests.support.builders import make_delta, make_request
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.protocol.replies import to_result
 from tokenyard.scripts.answers import Publication
@@ -33,10 +31,8 @@ class Yard(TurnedYard):
 
 
 @pytest.fixture
-def yard(broker: Server) -> Iterator[Yard]:
-    opened = Yard(broker.url)
-    yield opened
-    opened.close()
+def yard(opened: Opened) -> Yard:
+    return opened(Yard)
 
 
 def turned_to(yard: Yard, leading: Coordinator, model: str) -> None:

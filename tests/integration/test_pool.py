@@ -10,7 +10,7 @@ from tests.integration.operating import NewHost
 from tests.support.builders import make_request
 from tests.support.hosts import Host, seconds_since
 from tests.support.processes import START_S, Answer, Plant
-from tests.support.streams import attempts, check_exact, streams, wait_mid_stream
+from tests.support.streams import attempts, begun, check_exact, streams
 from tests.support.waiting import eventually
 
 #: Long enough to be seen on a machine that stops for seconds.
@@ -206,9 +206,7 @@ class TestSwapsAndRequests:
         for name in ("host-0", "host-1"):
             host.obey("load", name, model="adder")
         plant.wait_for_turns("host-0", "host-1", model="adder")
-        requests = streams(6, 200, model="adder")
-        plant.push_all(requests)
-        wait_mid_stream(plant, requests)
+        requests = begun(plant, 6, 200, model="adder")
 
         # If one is to serve another model
         swap = host.command("load", "host-0", model="subtractor")
@@ -234,9 +232,7 @@ class TestSwapsAndRequests:
         plant.coordinator(static=True)
         host = new_host(slots=2, simulated_step_s=0.05, drain_timeout_s=0.5)
         host.obey("load", "host-0", model="adder")
-        requests = streams(3, 100, model="adder")
-        plant.push_all(requests)
-        wait_mid_stream(plant, requests)
+        requests = begun(plant, 3, 100, model="adder")
 
         # If it is to serve another model, and another worker has the first
         host.obey("load", "host-0", model="subtractor")

@@ -13,7 +13,6 @@ from tests.support.builders import random_name
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.scripts.calls import LostLeadership
 
 
 def became_master(lanes: Lanes, before: str) -> None:
@@ -70,11 +69,6 @@ def test_another_server_in_the_same_term_is_noticed(
     monkeypatch.setattr(detector, "_info", lambda: {"run_id": "another"})
 
     assert [detector.check(token) for _ in range(2)] == [True, False]
-
-
-def test_a_former_leader_is_notified(lanes: Lanes) -> None:
-    with pytest.raises(LostLeadership):
-        FailoverDetector(lanes.connection, lanes.scripts).check("9:nobody")
 
 
 def test_a_user_without_info_is_warned_once(

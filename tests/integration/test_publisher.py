@@ -11,29 +11,24 @@ import pytest
 import redis
 
 from tests.scripts.tenant_rig import dispatch, service, submit
-from tests.support.builders import make_request, worker_json
+from tests.support.builders import make_request
 from tests.support.fake_clock import FakeClock
+from tests.support.loop_rig import INFO, finished
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tests.support.yard import LONG_MS, PlayedYard
+from tests.support.yard import PlayedYard
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import Choice, to_result
+from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Published, Settled
 from tokenyard.telemetry.tracing import Tracer
-from worker.engines import EngineInfo, Finished, RequestError, TokenDelta
+from worker.engines import RequestError, TokenDelta
 from worker.process.outcomes import Aborted, Run, charged_name
 from worker.process.publisher import MOST_WAITING, STEPS_AT_ONCE, Publisher
 from worker.process.recent_results import RecentResults
 from worker.process.stats import RunningStats
-
-INFO = EngineInfo("simulated", "1", "sim", "", max_model_len=100, vocab_size=100, max_num_seqs=4)
-
-
-def finished(key: str, tokens: list[int]) -> Finished:
-    return Finished(key, [Choice(0, tokens, None, "length")], prompt_tokens=3)
 
 
 def make_publisher(
@@ -74,7 +69,7 @@ class Rig:
 
 @pytest.fixture
 def rig(yard: PlayedYard, broker: Server) -> Iterator[Rig]:
-    worker = yard.scripts.register("w", LONG_MS, worker_json("w"))
+    worker = yard.worker()
     stale: list[str] = []
     lost: list[bool] = []
     with redis.Redis.from_url(broker.url, socket_timeout=30.0) as own:
@@ -120,31 +115,6 @@ def test_a_turn_is_bounded(rig: Rig) -> None:
     assert rig.yard.published(run.request) == pack_tokens(range(STEPS_AT_ONCE + 1))
 
 
-def test_seq_continues_after_the_last_attempt(rig: Rig) -> None:
-    # Given a stream that another worker has begun
-    other = rig.yard.worker("other")
-    request = make_request(stream=True)
-    first = rig.yard.assign(other, request)
-    publisher = make_publisher(rig.yard.scripts, other)
-    publisher.runs[first.entry] = Run(first, 0.0)
-    publisher.put([TokenDelta(first.entry, 0, [1, 2])])
-    publisher.run_once()
-    rig.yard.expire(other)
-    rig.yard.rescue(other)
-    again = rig.yard.place(rig.yard.waiting(request), rig.worker)
-    rig.publisher.runs[again.entry] = Run(again, 0.0)
-
-    rig.publisher.put([TokenDelta(again.entry, 0, [3])])
-    rig.publisher.run_once()
-    rig.publisher.put([finished(again.entry, [1, 2, 3, 4])])
-    rig.publisher.run_once()
-
-    assert [reply.seq for reply in rig.yard.replies(request)] == [0, 2, 3]
-    result = to_result(rig.yard.replies(request)[-1])
-    assert (result.tokens, result.provenance.attempt) == ([1, 2, 3, 4], 2)
-    assert result.provenance.worker == rig.worker
-
-
 def test_waiting_steps_keep_the_epoch_in_which_they_were_made(rig: Rig) -> None:
     # Given streams that end before and after the epoch changes, with all steps unpublished
     before, across = (rig.run(make_request(stream=True), epoch=7) for _ in range(2))
@@ -168,7 +138,7 @@ def test_waiting_steps_keep_the_epoch_in_which_they_were_made(rig: Rig) -> None:
     assert rig.yard.ledger(across.request)["epoch"] == "7"
 
 
-def test_the_epoch_of_a_stream_continues_on_its_next_worker(rig: Rig) -> None:
+def test_seq_and_epoch_of_a_stream_continue_on_its_next_worker(rig: Rig) -> None:
     # Given a stream that another worker has begun in epoch 7
     other, request = rig.yard.worker("other"), make_request(stream=True)
     first = rig.yard.assign(other, request)
@@ -176,8 +146,7 @@ def test_the_epoch_of_a_stream_continues_on_its_next_worker(rig: Rig) -> None:
     publisher.runs[first.entry] = Run(first, 0.0, epoch=7)
     publisher.put([TokenDelta(first.entry, 0, [1, 2])], 7)
     publisher.run_once()
-    rig.yard.expire(other)
-    rig.yard.rescue(other)
+    rig.yard.lose(other)
 
     # If it continues in epoch 8
     again = rig.yard.place(rig.yard.waiting(request), rig.worker)
@@ -187,9 +156,11 @@ def test_the_epoch_of_a_stream_continues_on_its_next_worker(rig: Rig) -> None:
     rig.publisher.put([finished(again.entry, [1, 2, 3, 4])], 8)
     rig.publisher.run_once()
 
-    made = to_result(rig.yard.result(request)).provenance
-    assert (made.epoch, made.first_epoch, made.attempt) == (8, 7, 2)
     assert [reply.seq for reply in rig.yard.replies(request)] == [0, 2, 3]
+    result = to_result(rig.yard.result(request))
+    made = result.provenance
+    assert (result.tokens, made.worker, made.attempt) == ([1, 2, 3, 4], rig.worker, 2)
+    assert (made.epoch, made.first_epoch) == (8, 7)
 
 
 def test_a_stale_request_is_reported_and_its_neighbours_are_published(rig: Rig) -> None:
@@ -248,8 +219,7 @@ def test_a_fault_after_a_lost_lease_gives_nothing_back(rig: Rig) -> None:
 def test_a_lost_lease_is_reported_once_and_ends_the_term(rig: Rig) -> None:
     run = rig.run(make_request(stream=True))
     rig.publisher.start()
-    rig.yard.expire(rig.worker)
-    rig.yard.rescue(rig.worker)
+    rig.yard.lose(rig.worker)
 
     rig.publisher.put([TokenDelta(run.entry, 0, [1])])
     eventually(lambda: rig.lost)

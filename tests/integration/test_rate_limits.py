@@ -8,27 +8,20 @@ import pytest
 
 from gateway.http.context import RequestContext
 from gateway.queue.yard import RateLimits, duration
-from tests.support.builders import make_request
-from tests.support.lanes import Lanes
+from tests.integration.operating import Opened
+from tests.support.tenants import TenantYard
 from tokenyard.broker.connection import open_async_connection
-from tokenyard.protocol.tenants import DAY, MINUTE, TenantSettings, encode_tenant
-from tokenyard.protocol.wire import SamplingParams
+from tokenyard.protocol.tenants import DAY, MINUTE
 
 EACH = 10 + 20  # tokens of a request of these tests
 
 
-def limit(lanes: Lanes, **limits: int) -> None:
-    lanes.connection.hset(lanes.keys.tenants, "acme", encode_tenant(TenantSettings(**limits)))
+@pytest.fixture
+def lanes(opened: Opened) -> TenantYard:
+    return opened(TenantYard)
 
 
-def submit(lanes: Lanes, count: int = 1) -> None:
-    params = SamplingParams(max_tokens=20)
-    for number in range(count):
-        one = make_request(f"q{number}", tenant="acme", tokens=range(10), params=params)
-        lanes.scripts.submit("normal", [one])
-
-
-def headers(lanes: Lanes, tenant: str = "acme", eta_ms: int = -1) -> dict[str, str]:
+def headers(lanes: TenantYard, tenant: str = "acme", eta_ms: int = -1) -> dict[str, str]:
     async def read() -> list[tuple[bytes, bytes]]:
         connection = open_async_connection(lanes.url)
         try:
@@ -39,12 +32,6 @@ def headers(lanes: Lanes, tenant: str = "acme", eta_ms: int = -1) -> dict[str, s
     return {name.decode(): value.decode() for name, value in asyncio.run(read())}
 
 
-def now_ms(lanes: Lanes) -> int:
-    """The broker's time."""
-    whole_s, micros = lanes.connection.time()
-    return int(whole_s) * 1000 + int(micros) // 1000
-
-
 def seconds(text: str) -> float:
     minutes, _, rest = text.rpartition("m") if "m" in text and "ms" not in text else ("0", "", text)
     hours, _, minutes = minutes.rpartition("h")
@@ -52,11 +39,11 @@ def seconds(text: str) -> float:
 
 
 @pytest.mark.parametrize("window", [MINUTE, DAY])
-def test_tokens_are_those_that_the_scripts_count(lanes: Lanes, window) -> None:
-    limit(lanes, **{window.limit: 4 * EACH})
-    before_ms = now_ms(lanes)
-    submit(lanes, 3)
-    submitted_ms = now_ms(lanes)
+def test_tokens_are_those_that_the_scripts_count(lanes: TenantYard, window) -> None:
+    lanes.set("acme", **{window.limit: 4 * EACH})
+    before_ms = lanes.now_ms
+    lanes.ask("acme", 3)
+    submitted_ms = lanes.now_ms
     found = headers(lanes)
     left_s = seconds(found.pop("x-ratelimit-reset-tokens"))
     assert found == {
@@ -64,13 +51,13 @@ def test_tokens_are_those_that_the_scripts_count(lanes: Lanes, window) -> None:
         "x-ratelimit-remaining-tokens": str(EACH),
     }
     first, last = before_ms // window.width_ms, submitted_ms // window.width_ms
-    least_ms = (first + window.count) * window.width_ms - now_ms(lanes)
+    least_ms = (first + window.count) * window.width_ms - lanes.now_ms
     most_ms = (last + window.count) * window.width_ms - submitted_ms
     assert least_ms / 1000 - 1 <= left_s <= most_ms / 1000, "whole seconds are told"
 
 
-def test_the_minute_is_told_where_both_are_limited(lanes: Lanes) -> None:
-    limit(lanes, tokens_per_minute=100, tokens_per_day=1000)
+def test_the_minute_is_told_where_both_are_limited(lanes: TenantYard) -> None:
+    lanes.set("acme", tokens_per_minute=100, tokens_per_day=1000)
     assert headers(lanes) == {
         "x-ratelimit-limit-tokens": "100",
         "x-ratelimit-remaining-tokens": "100",
@@ -78,10 +65,10 @@ def test_the_minute_is_told_where_both_are_limited(lanes: Lanes) -> None:
     }
 
 
-def test_requests_are_those_that_wait(lanes: Lanes) -> None:
-    limit(lanes, max_waiting_requests=5)
+def test_requests_are_those_that_wait(lanes: TenantYard) -> None:
+    lanes.set("acme", max_waiting_requests=5)
     assert headers(lanes)["x-ratelimit-reset-requests"] == "0s"
-    submit(lanes, 2)
+    lanes.ask("acme", 2)
     assert headers(lanes, eta_ms=2500) == {
         "x-ratelimit-limit-requests": "5",
         "x-ratelimit-remaining-requests": "3",
@@ -89,18 +76,18 @@ def test_requests_are_those_that_wait(lanes: Lanes) -> None:
     }
 
 
-def test_without_such_limits_there_are_none(lanes: Lanes) -> None:
-    submit(lanes)
+def test_without_such_limits_there_are_none(lanes: TenantYard) -> None:
+    lanes.ask("acme")
     assert headers(lanes) == {}
-    limit(lanes, max_running_requests=3)
+    lanes.set("acme", max_running_requests=3)
     assert headers(lanes) == {}
     lanes.connection.hset(lanes.keys.tenants, "acme", "no JSON")
     assert headers(lanes) == {}
     assert headers(lanes, tenant="") == {}
 
 
-def test_odd_values_are_passed_over(lanes: Lanes) -> None:
-    limit(lanes, tokens_per_minute=100, max_waiting_requests=1)
+def test_odd_values_are_passed_over(lanes: TenantYard) -> None:
+    lanes.set("acme", tokens_per_minute=100, max_waiting_requests=1)
     odd = {"m0": "x", "m1": "1 x", "m2": "9" * 40 + " 1", "m3": b"\xff", "waiting": "many"}
     lanes.connection.hset(lanes.keys.tenant("acme"), mapping=odd)
     found = headers(lanes)

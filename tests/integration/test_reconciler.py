@@ -24,7 +24,6 @@ from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Publication, Published
-from tokenyard.scripts.calls import LostLeadership
 
 
 @pytest.fixture
@@ -163,8 +162,8 @@ class TestRounds:
     """The reconciler by itself, in a yard that the test leads."""
 
     @pytest.fixture
-    def yard(self, broker: Server, lanes: Lanes) -> PlayedYard:
-        return PlayedYard(lanes.connection, lanes.keys, Scripts(lanes))
+    def yard(self, lanes: Lanes) -> PlayedYard:
+        return PlayedYard(lanes.connection, lanes.keys, lanes.scripts)
 
     def test_rounds_continue_immediately_until_all_found_requests_are_ended(
         self, yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
@@ -199,21 +198,6 @@ class TestRounds:
         fake_clock.advance(100_000.0)
         reconciler.hurry()
         assert reconciler.has_more
-
-    def test_a_former_leader_is_notified(self, yard: PlayedYard) -> None:
-        yard.submit()
-        yard.connection.delete(yard.keys.intake("normal"))
-        reconciler = LedgerReconciler(
-            yard.scripts, BrokerTime(), CoordinatorCounts(), patience_s=60
-        )
-        yard.depose()
-
-        def run() -> None:
-            for _ in range(10_000):
-                reconciler.run_once(yard.token)
-
-        with pytest.raises(LostLeadership):
-            run()
 
     def test_a_user_without_scan_is_warned(
         self, yard: PlayedYard, broker: Server, caplog: pytest.LogCaptureFixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-import worker.host.process_handle
-from tests.support.pools import MEMORY, PlayedProcess, engine_info
+from tests.support.pools import MEMORY, PlayedProcess, engine_info, play_processes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.ops.control import SignalReceipt, Signals
@@ -40,13 +38,6 @@ WAIT_S = 30.0
 MODEL = model_scope("simulated")
 RELOAD = Order(signal="RELOAD_WEIGHTS", scope=MODEL, weights="/gone")
 EPOCH = Order(signal="SET_GENERATION_EPOCH", epoch=4)
-
-
-class PlayedServer:
-    """Starts processes that the test plays."""
-
-    Pipe = staticmethod(multiprocessing.Pipe)
-    Process = PlayedProcess
 
 
 @pytest.fixture
@@ -77,8 +68,7 @@ def paused(signals: Signals) -> None:
 @pytest.fixture
 def controller(broker: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> Iterator[Controller]:
     """The controller of one played process."""
-    monkeypatch.setattr(worker.host.process_handle, "_server", PlayedServer)
-    monkeypatch.setattr("worker.host.pool.preload", lambda modules: None)
+    play_processes(monkeypatch)
     made = made_controller(broker, keys)
     thread = threading.Thread(target=made.run)
     thread.start()

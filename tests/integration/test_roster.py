@@ -9,6 +9,7 @@ import coordinator.roster
 from coordinator.roster import LIST_KEPT_S, Roster
 from tests.support.builders import worker_json
 from tests.support.fake_clock import FakeClock
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.protocol.control import (
     ALL,
     DesiredState,
@@ -22,7 +23,6 @@ from tokenyard.protocol.worker_info import WORKER_STATES, HostInfo, ModelInfo, e
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
-LONG_MS = 600_000
 ADDER = ModelInfo(name="adder", adapters=["roman"], pin=1)
 OTHER = ModelInfo(name="other")
 
@@ -32,16 +32,8 @@ def roster(connection: redis.Redis, keys: Keys) -> Roster:
     return Roster(Yard(connection, keys))
 
 
-class RosterYard:
+class RosterYard(PlayedYard):
     """Workers and hosts of a yard."""
-
-    def __init__(self, connection: redis.Redis, keys: Keys, scripts: Scripts) -> None:
-        self.connection = connection
-        self.keys = keys
-        self.scripts = scripts
-
-    def worker(self, name: str = "w", *, lease_ms: int = LONG_MS, **info: object) -> str:
-        return self.scripts.register(name, lease_ms, worker_json(name, **info))
 
     def host(self, name: str, *models: ModelInfo, left_ms: int = 0) -> None:
         info = encode_host(HostInfo(name=name, models=list(models), left_ms=left_ms))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from coordinator.coordinator import Coordinator
 from coordinator.routing.affinity import NEAR_REQUESTS
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
@@ -13,6 +16,13 @@ from tokenyard.yard.timeline import read_timeline
 
 LONG = SamplingParams(max_tokens=5_000)
 SHORT = SamplingParams(max_tokens=10)
+
+
+def lead(lanes: Lanes, policy: str, names: str = "ab", **values: Any) -> Coordinator:
+    """Start workers, and a coordinator once all of them have joined."""
+    for name in names:
+        lanes.worker(name)
+    return lanes.coordinator(expect_workers=len(names), policy=policy, **values)
 
 
 def place(lanes: Lanes, request: Request) -> str:
@@ -36,9 +46,7 @@ def prompt(first: int, count: int = 320) -> list[int]:
 
 class TestLeastLoaded:
     def test_a_long_request_counts_as_many_short_ones(self, lanes: Lanes) -> None:
-        for name in "ab":
-            lanes.worker(name)
-        lanes.coordinator(expect_workers=2, policy="least_loaded")
+        lead(lanes, "least_loaded")
 
         assert place(lanes, make_request("long", params=LONG)) == "a"
         short = [place(lanes, make_request(f"s{n}", params=SHORT)) for n in range(9)]
@@ -62,9 +70,7 @@ class TestLeastLoaded:
 
     def test_a_new_leader_weighs_the_lanes(self, lanes: Lanes) -> None:
         # Given a leader that has placed a long request, and stops
-        for name in "ab":
-            lanes.worker(name)
-        first = lanes.coordinator(name="one", expect_workers=2, policy="least_loaded")
+        first = lead(lanes, "least_loaded", name="one")
         assert place(lanes, make_request("long", params=LONG)) == "a"
         first.stop()
         eventually(lambda: not lanes.connection.exists(lanes.keys.leader))
@@ -79,9 +85,7 @@ class TestLeastLoaded:
 class TestPrefixAffinity:
     def test_a_prompt_follows_its_prefix(self, lanes: Lanes) -> None:
         # Given three conversations at three workers
-        for name in "abc":
-            lanes.worker(name)
-        lanes.coordinator(expect_workers=3, policy="prefix_affinity")
+        lead(lanes, "prefix_affinity", "abc")
         begun = {n: place(lanes, make_request(tokens=prompt(1000 * n))) for n in range(3)}
         assert len(set(begun.values())) == 3
 
@@ -94,9 +98,7 @@ class TestPrefixAffinity:
 
     @pytest.mark.parametrize("kind", ["prompt", "messages"])
     def test_text_has_prefixes_too(self, lanes: Lanes, kind: str) -> None:
-        for name in "ab":
-            lanes.worker(name)
-        lanes.coordinator(expect_workers=2, policy="prefix_affinity")
+        lead(lanes, "prefix_affinity")
 
         def ask(text: str) -> str:
             if kind == "prompt":
@@ -109,9 +111,7 @@ class TestPrefixAffinity:
         assert [ask(letter * 400 + "more") for letter in "yx"] == begun[::-1]
 
     def test_a_session_stays_on_its_worker(self, lanes: Lanes) -> None:
-        for name in "ab":
-            lanes.worker(name)
-        lanes.coordinator(expect_workers=2, policy="prefix_affinity")
+        lead(lanes, "prefix_affinity")
         begun = [place(lanes, make_request(session=session)) for session in ("s", "t")]
 
         assert place(lanes, make_request("again", session="t")) == begun[1]
@@ -137,9 +137,7 @@ class TestPrefixAffinity:
         assert place(lanes, make_request(session="s")) == "b"
 
     def test_a_new_leader_finds_the_prefixes_of_running_requests(self, lanes: Lanes) -> None:
-        for name in "ab":
-            lanes.worker(name)
-        first = lanes.coordinator(name="one", expect_workers=2, policy="prefix_affinity")
+        first = lead(lanes, "prefix_affinity", name="one")
         begun = {n: place(lanes, make_request(tokens=prompt(1000 * n))) for n in range(2)}
         first.stop()
         eventually(lambda: not lanes.connection.exists(lanes.keys.leader))

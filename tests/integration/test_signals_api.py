@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-import redis
 
 from tests.integration.played_host import (
     ADDER,
@@ -15,6 +14,7 @@ from tests.integration.played_host import (
     ordered,
 )
 from tests.support.fake_clock import FakeClock
+from tests.support.yard import PlayedYard
 from tokenyard.ops.control import SignalReceipt, Signals, Unacknowledged
 from tokenyard.protocol.control import (
     ALL,
@@ -27,23 +27,19 @@ from tokenyard.protocol.control import (
     worker_scope,
 )
 from tokenyard.protocol.errors import BrokerUnavailable
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 
-def entries(connection: redis.Redis, keys: Keys) -> int:
-    return int(connection.xlen(keys.control))
+def entries(yard: PlayedYard) -> int:
+    return int(yard.connection.xlen(yard.keys.control))
 
 
-def test_a_pause_says_who_ordered_it_when_and_why(
-    signals: Signals, connection: redis.Redis
-) -> None:
-    before_ms = connection.time()[0] * 1000
+def test_a_pause_says_who_ordered_it_when_and_why(signals: Signals, yard: PlayedYard) -> None:
+    before_ms = yard.connection.time()[0] * 1000
     signals.give(Order(signal="PAUSE", scope=ADDER, by="kim@north", why="its driver"))
     paused = signals.desired_states().by_scope[ADDER]
     assert (paused.by, paused.why) == ("kim@north", "its driver")
-    assert before_ms <= paused.since_ms <= (connection.time()[0] + 1) * 1000
+    assert before_ms <= paused.since_ms <= (yard.connection.time()[0] + 1) * 1000
 
     # If another pauses it again, I expect that it stays the pause of the first.
     signals.give(Order(signal="PAUSE", scope=ADDER, by="lee@south", why="no reason"))
@@ -58,9 +54,7 @@ def test_a_pause_says_who_ordered_it_when_and_why(
     assert signals.desired_states().by_scope == {}
 
 
-def test_signal_sets_the_desired_state(
-    signals: Signals, connection: redis.Redis, keys: Keys
-) -> None:
+def test_signal_sets_the_desired_state(signals: Signals, yard: PlayedYard) -> None:
     # Given a yard without signals, if the model is paused,
     order = Order(signal="PAUSE", scope=ADDER, mode="keep", why="night")
     given = signals.give(order)
@@ -68,25 +62,25 @@ def test_signal_sets_the_desired_state(
     # I expect the desired state of its scope, and the order for the controllers.
     assert ordered(signals) == {ADDER: DesiredState(run_state="PAUSED", mode="keep")}
     assert given == SignalReceipt(order, (signals.desired_states().changed,))
-    [(entry, fields)] = connection.xrange(keys.control)
+    [(entry, fields)] = yard.connection.xrange(yard.keys.control)
     assert (entry.decode(), parse_order(fields)) == (given.ids[0], order)
 
 
 def test_a_redundant_signal_writes_nothing_and_can_be_waited_for(
-    signals: Signals, connection: redis.Redis, keys: Keys, host: PlayedHost
+    signals: Signals, yard: PlayedYard, host: PlayedHost
 ) -> None:
     # Given a paused yard with a worker that has not obeyed yet
     first = signals.give(PAUSE)
     worker = host.join("w")
-    events = connection.xlen(keys.events)
+    events = yard.connection.xlen(yard.keys.events)
 
     # If it is paused again,
     again = signals.give(msgspec.structs.replace(PAUSE, mode="wait"))
 
     # I expect nothing new but the id of the last change to wait for.
     assert (again.is_redundant, again.ids) == (True, first.ids)
-    assert entries(connection, keys) == 1
-    assert connection.xlen(keys.events) == events
+    assert entries(yard) == 1
+    assert yard.connection.xlen(yard.keys.events) == events
     assert signals.desired_states().by_scope[ALL].mode == "abort"
     assert names(signals.unacknowledged(again)) == [worker]
     host.obey(worker, first)
@@ -94,14 +88,14 @@ def test_a_redundant_signal_writes_nothing_and_can_be_waited_for(
 
 
 def test_no_unacknowledged_workers_without_signals(
-    signals: Signals, connection: redis.Redis, keys: Keys, host: PlayedHost
+    signals: Signals, yard: PlayedYard, host: PlayedHost
 ) -> None:
     host.join("w")
     given = signals.give(Order(signal="UNPAUSE"))
 
     assert given.is_redundant
     assert signals.wait(given, BOUND_S) == []
-    assert not connection.exists(keys.desired, keys.control)
+    assert not yard.connection.exists(yard.keys.desired, yard.keys.control)
 
 
 @pytest.mark.parametrize(
@@ -115,20 +109,18 @@ def test_no_unacknowledged_workers_without_signals(
     ],
 )
 def test_invalid_signal_changes_nothing(
-    signals: Signals, connection: redis.Redis, keys: Keys, order: Order, hint: str
+    signals: Signals, yard: PlayedYard, order: Order, hint: str
 ) -> None:
     with pytest.raises(Invalid, match=hint):
         signals.give(order)
 
-    assert not connection.exists(keys.desired, keys.control, keys.events)
+    assert not yard.connection.exists(yard.keys.desired, yard.keys.control, yard.keys.events)
 
 
-def test_unreadable_desired_state_is_overwritten(
-    signals: Signals, connection: redis.Redis, keys: Keys
-) -> None:
+def test_unreadable_desired_state_is_overwritten(signals: Signals, yard: PlayedYard) -> None:
     # Given nonsense where the desired state should be, which all take for the first desired state
     for nonsense in (b"{", b"\xff", b'{"run_state":"DANCING"}'):
-        connection.hset(keys.desired, ALL, nonsense)
+        yard.connection.hset(yard.keys.desired, ALL, nonsense)
         with pytest.raises(Invalid):
             signals.give(Order(signal="SUSPEND"))
 
@@ -138,44 +130,47 @@ def test_unreadable_desired_state_is_overwritten(
 
 
 def test_desired_state_of_another_version_keeps_unknown_fields(
-    signals: Signals, connection: redis.Redis, keys: Keys
+    signals: Signals, yard: PlayedYard
 ) -> None:
-    connection.hset(keys.desired, ALL, b'{"run_state":"PAUSED","epoch":4,"tempo":"allegro"}')
+    yard.connection.hset(
+        yard.keys.desired, ALL, b'{"run_state":"PAUSED","epoch":4,"tempo":"allegro"}'
+    )
 
     assert signals.give(PAUSE).is_redundant
     assert not signals.give(Order(signal="SUSPEND")).is_redundant
     assert ordered(signals) == {ALL: DesiredState(run_state="SUSPENDED", epoch=4)}
 
 
-def test_of_two_operators_who_pause_at_once_one_is_redundant(
-    connection: redis.Redis, keys: Keys, signals: Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given somebody who pauses between this operator's look and change
+def interrupt(monkeypatch: pytest.MonkeyPatch, other: Signals, between: Order) -> None:
+    """Have another operator give a signal between the next one's look and its change."""
+
     def interrupted(self: Scripts, order: Order, seen: bytes, now: DesiredState) -> str | None:
         monkeypatch.undo()
-        Signals(Yard(connection, keys)).give(PAUSE)
+        other.give(between)
         return self.signal(order, seen, now)
 
     monkeypatch.setattr(Scripts, "signal", interrupted)
+
+
+def test_of_two_operators_who_pause_at_once_one_is_redundant(
+    yard: PlayedYard, signals: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given somebody who pauses between this operator's look and change
+    interrupt(monkeypatch, Signals(yard), PAUSE)
     given = signals.give(Order(signal="PAUSE", mode="wait"))
 
     # I expect that this one finds it done.
     assert given.is_redundant
     assert given.ids == (signals.desired_states().changed,)
-    assert entries(connection, keys) == 1
+    assert entries(yard) == 1
 
 
 def test_signal_that_became_invalid_is_refused(
-    connection: redis.Redis, keys: Keys, signals: Signals, monkeypatch: pytest.MonkeyPatch
+    yard: PlayedYard, signals: Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signals.give(PAUSE)
 
-    def interrupted(self: Scripts, order: Order, seen: bytes, now: DesiredState) -> str | None:
-        monkeypatch.undo()
-        Signals(Yard(connection, keys)).give(Order(signal="UNPAUSE"))
-        return self.signal(order, seen, now)
-
-    monkeypatch.setattr(Scripts, "signal", interrupted)
+    interrupt(monkeypatch, Signals(yard), Order(signal="UNPAUSE"))
     with pytest.raises(Invalid, match="all is RUNNING: PAUSE it first"):
         signals.give(Order(signal="SUSPEND"))
 
@@ -196,8 +191,7 @@ def test_signal_gives_up_after_many_lost_races(
 def test_workers_are_commanded_to_go(
     signals: Signals,
     host: PlayedHost,
-    connection: redis.Redis,
-    keys: Keys,
+    yard: PlayedYard,
     fake_clock: FakeClock,
     signal: str,
     verb: str,
@@ -205,7 +199,7 @@ def test_workers_are_commanded_to_go(
     # Given two workers of a model, one of another, and one whose lease is over
     first, second = host.join("a", pid=1), host.join("b", pid=2)
     host.join("c", model="other")
-    connection.zadd(keys.leases, {host.join("d"): 1})
+    yard.connection.zadd(yard.keys.leases, {host.join("d"): 1})
 
     # If the model's are to go,
     order = msgspec.structs.replace(
@@ -216,7 +210,8 @@ def test_workers_are_commanded_to_go(
     # I expect a command for each of the two, and no desired state;
     assert given.workers == (first, second)
     sent = [
-        (entry.decode(), parse_command(fields)) for entry, fields in connection.xrange(keys.control)
+        (entry.decode(), parse_command(fields))
+        for entry, fields in yard.connection.xrange(yard.keys.control)
     ]
     assert sent == [
         (entry, Command(verb=verb, worker=worker, why="new host"))  # type: ignore[arg-type]
@@ -261,9 +256,7 @@ def test_worker_that_refuses_to_end_is_named_with_its_reason(
 
 
 @pytest.mark.parametrize("signal", ["DRAIN", "STOP"])
-def test_signal_without_live_workers(
-    signals: Signals, connection: redis.Redis, keys: Keys, signal: str
-) -> None:
+def test_signal_without_live_workers(signals: Signals, yard: PlayedYard, signal: str) -> None:
     order = msgspec.structs.replace(
         Order(signal="DRAIN", scope=worker_scope("ghost")), signal=signal
     )
@@ -271,7 +264,4 @@ def test_signal_without_live_workers(
 
     assert given == SignalReceipt(order, is_redundant=True)
     assert signals.wait(given, BOUND_S) == []
-    assert not connection.exists(keys.control)
-
-
-# All of them
+    assert not yard.connection.exists(yard.keys.control)

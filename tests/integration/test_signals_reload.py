@@ -7,7 +7,6 @@ from typing import Self
 
 import msgspec
 import pytest
-import redis
 
 from tests.integration.played_host import (
     ADDER,
@@ -18,6 +17,7 @@ from tests.integration.played_host import (
 )
 from tests.support.fake_clock import FakeClock
 from tests.support.waiting import eventually
+from tests.support.yard import PlayedYard
 from tokenyard.ops.control import SignalReceipt, Signals, Unacknowledged
 from tokenyard.protocol.control import (
     DesiredState,
@@ -25,7 +25,6 @@ from tokenyard.protocol.control import (
     Order,
     encode_desired,
 )
-from tokenyard.protocol.keys import Keys
 
 
 def test_a_reload_says_whose_it_is(
@@ -293,21 +292,16 @@ def test_a_reload_that_was_cut_off_goes_on(signals: Signals, host: PlayedHost, d
     ],
 )
 def test_a_reload_that_cannot_succeed_does_not_begin(
-    signals: Signals,
-    connection: redis.Redis,
-    keys: Keys,
-    begin: DesiredState,
-    epoch: int,
-    hint: str,
+    signals: Signals, yard: PlayedYard, begin: DesiredState, epoch: int, hint: str
 ) -> None:
     packed = encode_desired(begin)
     if packed:
-        connection.hset(keys.desired, ADDER, packed)
+        yard.connection.hset(yard.keys.desired, ADDER, packed)
     with pytest.raises(Invalid, match=hint):
         signals.reload("adder", "/step-2", epoch, "abort", BOUND_S)
 
-    assert connection.hget(keys.desired, ADDER) == (packed or None)
-    assert not connection.exists(keys.control)
+    assert yard.connection.hget(yard.keys.desired, ADDER) == (packed or None)
+    assert not yard.connection.exists(yard.keys.control)
 
 
 def test_a_reload_that_is_done_already_changes_nothing_in_the_end(

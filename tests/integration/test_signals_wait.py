@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import redis
-
 from tests.integration.played_host import (
     ADDER,
     BOUND_S,
@@ -14,7 +12,7 @@ from tests.integration.played_host import (
     names,
 )
 from tests.support.fake_clock import FakeClock
-from tests.support.yard import LONG_MS
+from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.ops.control import Signals, Unacknowledged
 from tokenyard.protocol.control import (
     ALL,
@@ -22,7 +20,6 @@ from tokenyard.protocol.control import (
     model_scope,
     worker_scope,
 )
-from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
 
 
@@ -129,11 +126,11 @@ def test_repeated_signal_reaches_workers_that_refused(signals: Signals, host: Pl
 
 
 def test_answers_that_cannot_be_read_are_none(
-    signals: Signals, host: PlayedHost, connection: redis.Redis, keys: Keys
+    signals: Signals, host: PlayedHost, yard: PlayedYard
 ) -> None:
     worker = host.join("a")
     given = signals.give(PAUSE)
-    connection.hset(keys.acks(given.ids[0]), mapping={worker: b"{", b"\xff": b"{}"})
+    yard.connection.hset(yard.keys.acks(given.ids[0]), mapping={worker: b"{", b"\xff": b"{}"})
 
     assert signals.unacknowledged(given) == [Unacknowledged(worker, "a")]
 
@@ -153,7 +150,7 @@ def test_the_wait_ends_when_all_have_obeyed(signals: Signals, host: PlayedHost) 
 
 
 def test_a_dead_worker_is_named_until_its_lease_is_over(
-    signals: Signals, host: PlayedHost, connection: redis.Redis, keys: Keys
+    signals: Signals, host: PlayedHost, yard: PlayedYard
 ) -> None:
     # Given a worker that has died without anybody seeing it
     dead = host.join("a")
@@ -161,7 +158,7 @@ def test_a_dead_worker_is_named_until_its_lease_is_over(
     assert names(signals.wait(given, 0.0)) == [dead]
 
     # If its lease runs out, I expect that nobody waits for it any longer.
-    connection.zadd(keys.leases, {dead: 1})
+    yard.connection.zadd(yard.keys.leases, {dead: 1})
     assert signals.wait(given, BOUND_S) == []
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, cast
 
 import pytest
@@ -35,17 +34,12 @@ def response(client: str, number: int, size: int = MIB, created_ms: int | None =
 def with_store(
     url: str, keys: Keys, work: Callable[[YardQueue], Coroutine[Any, Any, None]]
 ) -> None:
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[YardQueue]:
+    async def main() -> None:
         queue = YardQueue(url, keys.yard)
         try:
-            yield queue
+            await work(queue)
         finally:
             await queue.connection.aclose()
-
-    async def main() -> None:
-        async with opened() as queue:
-            await work(queue)
 
     asyncio.run(main())
 

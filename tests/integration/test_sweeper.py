@@ -186,24 +186,18 @@ class TestPatience:
     def test_a_turn_waits_during_back_off(self, lanes: Lanes) -> None:
         worker = lanes.worker()
         leading = lanes.coordinator()
-        _push_retry(lanes, "rests", not_before=_now_ms(lanes) + LONG_MS)
+        _push_retry(lanes, "rests", not_before=lanes.now_ms + LONG_MS)
         eventually(lambda: leading._intake.backlog.count("retry"))
 
         assert idle_turns(leading) < MANY_TURNS
         assert lanes.load(worker) == 0
 
         # If the back-off of another ends, I expect that one, and not before.
-        until_ms = _now_ms(lanes) + 300
+        until_ms = lanes.now_ms + 300
         _push_retry(lanes, "pauses", not_before=until_ms)
         assert lanes.wait_for_load(worker, 1) == ["pauses"]
         (assignment,) = lanes.lane(worker)
         assert int(assignment.entry.partition("-")[0]) >= until_ms
-
-
-def _now_ms(lanes: Lanes) -> int:
-    """The server's time."""
-    seconds, micros = lanes.connection.time()
-    return seconds * 1000 + micros // 1000
 
 
 def _push_retry(lanes: Lanes, request_id: str, **history: int) -> None:

@@ -21,7 +21,7 @@ from msgspec import Struct
 import coordinator.dispatch.tenant_intakes
 from coordinator.dispatch.tenant_shares import service_gap
 from tests.support.servers import Server
-from tests.support.tenants import TenantYard, tenant_yard
+from tests.support.tenants import TenantYard
 from tokenyard.protocol.keys import PRIORITY_CLASSES, intake_name
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Cancelled
@@ -238,7 +238,7 @@ steps = st.lists(
     ],
 )
 def test_waiting_tenants_stay_within_the_bound(broker: Server, play: Play, steps: list) -> None:
-    with tenant_yard(broker.url) as yard, pytest.MonkeyPatch.context() as patch:
+    with TenantYard(broker.url) as yard, pytest.MonkeyPatch.context() as patch:
         patch.setattr(coordinator.dispatch.tenant_intakes, "PAGE", play.page)
         watch = Watch(yard, play)
         with watch.joining():

@@ -5,20 +5,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.integration.operating import Opened
 from tests.support.builders import make_request
-from tests.support.lanes import Lanes, requests
+from tests.support.lanes import requests
+from tests.support.tenants import TenantYard
 from tests.support.waiting import eventually
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import Reply, Usage
-from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.protocol.worker_info import ServingInfo
-from tokenyard.scripts.answers import Publication, Submitted
+from tokenyard.scripts.answers import Submitted
 
 
-def limit(lanes: Lanes, tenant: str = "acme", **limits: int) -> None:
-    lanes.connection.hset(lanes.keys.tenants, tenant, encode_tenant(TenantSettings(**limits)))
-    lanes.connection.xadd(lanes.keys.events, {"event": "tenants"})
+@pytest.fixture
+def lanes(opened: Opened) -> TenantYard:
+    return opened(TenantYard)
 
 
 def ask(name: str, tenant: str = "acme", model: str = "sim") -> Request:
@@ -26,18 +26,9 @@ def ask(name: str, tenant: str = "acme", model: str = "sim") -> Request:
     return make_request(name, tenant=tenant, tokens=range(10), params=params, model=model)
 
 
-def finish(lanes: Lanes, worker: str, output: int = 3) -> None:
-    """Finish the first request of a lane, with so many tokens."""
-    assignment = lanes.lane(worker)[0]
-    usage = msgspec.json.encode(Usage(10, output, 10 + output, 0)).decode()
-    reply = Reply(id=assignment.request.id, event="result", seq=0, tokens=b"", usage=usage)
-    reply = msgspec.structs.replace(reply, status="completed")
-    lanes.scripts.finish(worker, [Publication(assignment, reply)])
-
-
-def test_plain_entries_beyond_a_limit_are_refused(lanes: Lanes) -> None:
+def test_plain_entries_beyond_a_limit_are_refused(lanes: TenantYard) -> None:
     # Given a tenant with room for two in a minute, and no workers
-    limit(lanes, tokens_per_minute=60)
+    lanes.set("acme", tokens_per_minute=60)
     lanes.coordinator()
     # If it writes four by XADD, and somebody else some,
     lanes.push([ask(f"q{number}") for number in range(4)])
@@ -56,7 +47,7 @@ def test_plain_entries_beyond_a_limit_are_refused(lanes: Lanes) -> None:
     assert lanes.connection.xlen(lanes.keys.intake("normal")) == 3
 
 
-def test_plain_entries_beyond_the_yards_bound_are_refused(lanes: Lanes) -> None:
+def test_plain_entries_beyond_the_yards_bound_are_refused(lanes: TenantYard) -> None:
     lanes.coordinator(max_num_queued_reqs=10, max_normal_share=1.0)
     lanes.push([ask(f"q{number}") for number in range(8)])
     refused = lanes.result("q7")
@@ -66,9 +57,9 @@ def test_plain_entries_beyond_the_yards_bound_are_refused(lanes: Lanes) -> None:
 
 
 @pytest.mark.parametrize("models", [["sim"], ["sim", "other"]])
-def test_no_more_run_than_a_tenant_may(lanes: Lanes, models: list[str]) -> None:
+def test_no_more_run_than_a_tenant_may(lanes: TenantYard, models: list[str]) -> None:
     """Also where it asks for several models, whose lanes are filled one after the other."""
-    limit(lanes, max_running_requests=3)
+    lanes.set("acme", max_running_requests=3)
     workers = [lanes.worker(model, model=model) for model in models]
     flood = [ask(f"q{number}", model=models[number % len(models)]) for number in range(12)]
     [*answers] = lanes.scripts.submit("normal", flood)
@@ -88,8 +79,8 @@ def test_no_more_run_than_a_tenant_may(lanes: Lanes, models: list[str]) -> None:
         worker = next(one for one in workers if any(n.startswith("q") for n in lanes.ids(one)))
         before = lanes.connection.xlen(lanes.keys.intake("normal:acme"))
         while lanes.lane(worker)[0].request.id.startswith("o"):
-            finish(lanes, worker)
-        finish(lanes, worker)
+            lanes.end(worker, lanes.lane(worker)[0], output=3)
+        lanes.end(worker, lanes.lane(worker)[0], output=3)
         left = max(0, before - 1)
         eventually(
             lambda left=left: lanes.connection.xlen(lanes.keys.intake("normal:acme")) == left
@@ -100,21 +91,21 @@ def test_no_more_run_than_a_tenant_may(lanes: Lanes, models: list[str]) -> None:
     assert lanes.connection.hget(lanes.keys.tenant("acme"), "running") == b"0"
 
 
-def test_a_raised_limit_counts_at_once(lanes: Lanes) -> None:
-    limit(lanes, max_running_requests=1)
+def test_a_raised_limit_counts_at_once(lanes: TenantYard) -> None:
+    lanes.set("acme", max_running_requests=1)
     worker = lanes.worker()
     lanes.scripts.submit("normal", [ask(f"q{number}") for number in range(4)])
     lanes.coordinator()
     lanes.wait_for_load(worker, 1)
-    limit(lanes, max_running_requests=3)
+    lanes.set("acme", max_running_requests=3)
     lanes.wait_for_load(worker, 3)
-    limit(lanes)
+    lanes.set("acme")
     lanes.wait_for_load(worker, 4)
 
 
-def test_the_leader_tells_what_models_generate_by_default(lanes: Lanes) -> None:
+def test_the_leader_tells_what_models_generate_by_default(lanes: TenantYard) -> None:
     """So a request that does not say how much it may generate is limited by what it will."""
-    limit(lanes, max_tokens=100)
+    lanes.set("acme", max_tokens=100)
     serving = ServingInfo(path="x", sampling={"max_tokens": 200, "temperature": 0.5})
     lanes.host("plain", "long", serving=serving, adapters=["tuned"])
     lanes.worker(model="plain", controller="host")

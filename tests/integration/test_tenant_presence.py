@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from coordinator import handshake
-from tests.support.servers import Server
-from tests.support.tenants import TenantYard, tenant_yard
+from tests.integration.operating import Opened
+from tests.support.tenants import TenantYard
 
 
 @pytest.fixture
-def yard(broker: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[TenantYard]:
+def yard(monkeypatch: pytest.MonkeyPatch, opened: Opened) -> TenantYard:
     monkeypatch.setattr(handshake, "TENANTS_REST_S", 0.0)
-    with tenant_yard(broker.url) as yard:
-        yield yard
+    return opened(TenantYard)
 
 
 def turn(yard: TenantYard, times: int = 3) -> None:
@@ -46,7 +43,7 @@ def test_a_yard_has_tenants_for_a_day_after_one_has_submitted(
 ) -> None:
     came_ms = hours
     if isinstance(hours, int):
-        came_ms = str(yard.connection.time()[0] * 1000 - hours * 3_600_000)
+        came_ms = str(yard.now_ms - hours * 3_600_000)
     yard.connection.hset(yard.keys.tally, "tenant_came", came_ms)
     yard.lead()
     turn(yard)

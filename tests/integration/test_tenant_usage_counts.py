@@ -8,18 +8,18 @@ import redis
 import coordinator.telemetry.tenant_series
 from coordinator.telemetry.tenant_series import WHATS, TenantUsageCounts
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.yard import Yard
 
 MODELS = ("", "sim")
 
 
-class UsedYard:
+class UsedYard(Yard):
     """A yard whose day and usage the test sets."""
 
     def __init__(
         self, connection: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        self.connection = connection
-        self.keys = keys
+        super().__init__(connection, keys)
         self.counts = TenantUsageCounts()
         self.day = "20261123"
         module = coordinator.telemetry.tenant_series

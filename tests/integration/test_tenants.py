@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import coordinator.dispatch.tenant_intakes
 from coordinator.dispatch.tenant_shares import USUAL_AT_FIRST
+from tests.integration.operating import Opened
 from tests.support.builders import make_request
-from tests.support.servers import Server
-from tests.support.tenants import TenantYard, commands, tenant_yard, tenants
+from tests.support.tenants import TenantYard, commands, tenants
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import request_fields
 from tokenyard.scripts.calls import digest
@@ -20,9 +18,8 @@ TURN = ["XREAD", "EVALSHA"]
 
 
 @pytest.fixture
-def yard(broker: Server) -> Iterator[TenantYard]:
-    with tenant_yard(broker.url) as started:
-        yield started
+def yard(opened: Opened) -> TenantYard:
+    return opened(TenantYard)
 
 
 class TestShares:

@@ -5,25 +5,19 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
-from click.testing import CliRunner, Result
 
-from tests.support.builders import random_name
-from tests.support.servers import Server
-from tokenyard.cli import main
+from tests.integration.operating import Command
+from tests.support.yard import PlayedYard
 from tokenyard.ops.tenants import set_tenant
 from tokenyard.process.program import Exit
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.tenants import read_tenants
 
-Command = Callable[..., Result]
 FILE = """
 [defaults]
 max_waiting_requests = 10_000
@@ -39,17 +33,8 @@ classes = ["low"]
 
 
 @pytest.fixture
-def yard() -> Keys:
-    return Keys(random_name("yard"))
-
-
-@pytest.fixture
-def command(broker: Server, yard: Keys) -> Command:
-    def run(*words: str) -> Result:
-        options = ["--redis-url", broker.url, "--yard", yard.yard, "tenants"]
-        return CliRunner().invoke(main, [*options, *words], env={"COLUMNS": "80"})
-
-    return run
+def command(command: Command) -> Command:
+    return partial(command, "tenants")
 
 
 @pytest.fixture
@@ -59,13 +44,13 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def stored(connection: redis.Redis, yard: Keys) -> dict[str, Any]:
-    found: Any = connection.hgetall(yard.tenants)
+def stored(yard: PlayedYard) -> dict[str, Any]:
+    found: Any = yard.connection.hgetall(yard.keys.tenants)
     return {name.decode(): json.loads(packed) for name, packed in found.items()}
 
 
-def events(connection: redis.Redis, yard: Keys) -> int:
-    found: Any = connection.xrange(yard.events)
+def events(yard: PlayedYard) -> int:
+    found: Any = yard.connection.xrange(yard.keys.events)
     assert all(fields == {b"event": b"tenants"} for _, fields in found)
     return len(found)
 
@@ -74,38 +59,32 @@ def events(connection: redis.Redis, yard: Keys) -> int:
 
 
 @pytest.mark.parametrize("given", ["", "all"])
-def test_what_is_not_given_stays(
-    connection: redis.Redis, yard: Keys, command: Command, given: str
-) -> None:
+def test_what_is_not_given_stays(yard: PlayedYard, command: Command, given: str) -> None:
     assert command("set", "ann", "--weight", "2").stdout == "ann: new, weight 2\n"
     done = command("set", "ann", "--tokens-per-day", "5000", "--models", "a,b")
     assert done.stdout == "ann: tokens_per_day no limit -> 5,000, models all -> a+b\n"
-    assert stored(connection, yard) == {
-        "ann": {"weight": 2, "tokens_per_day": 5000, "models": ["a", "b"]}
-    }
+    assert stored(yard) == {"ann": {"weight": 2, "tokens_per_day": 5000, "models": ["a", "b"]}}
     done = command("set", "ann", "--tokens-per-day", "0", "--models", given, "--json")
     assert json.loads(done.stdout)["after"]["models"] is None
-    assert stored(connection, yard) == {"ann": {"weight": 2}}
-    assert events(connection, yard) == 3
+    assert stored(yard) == {"ann": {"weight": 2}}
+    assert events(yard) == 3
 
 
-def test_the_same_again_writes_nothing(
-    connection: redis.Redis, yard: Keys, command: Command
-) -> None:
+def test_the_same_again_writes_nothing(yard: PlayedYard, command: Command) -> None:
     command("set", "ann", "--weight", "2")
     assert command("set", "ann", "--weight", "2").stdout == "ann: nothing to change\n"
-    assert events(connection, yard) == 1
+    assert events(yard) == 1
 
 
-def test_two_operators_at_once_both_count(connection: redis.Redis, yard: Keys) -> None:
+def test_two_operators_at_once_both_count(yard: PlayedYard) -> None:
     # Given an operator whose change comes between reading and writing of another one's
     def slow(before: TenantSettings) -> TenantSettings:
-        if not stored(connection, yard):
-            set_tenant(Yard(connection, yard), "ann", lambda _: TenantSettings(max_tokens=7))
+        if not stored(yard):
+            set_tenant(yard, "ann", lambda _: TenantSettings(max_tokens=7))
         return TenantSettings(weight=2, max_tokens=before.max_tokens)
 
-    set_tenant(Yard(connection, yard), "ann", slow)
-    assert stored(connection, yard) == {"ann": {"weight": 2, "max_tokens": 7}}
+    set_tenant(yard, "ann", slow)
+    assert stored(yard) == {"ann": {"weight": 2, "max_tokens": 7}}
 
 
 @pytest.mark.parametrize(
@@ -121,13 +100,13 @@ def test_two_operators_at_once_both_count(connection: redis.Redis, yard: Keys) -
     ],
 )
 def test_mistakes_set_nothing(
-    connection: redis.Redis, yard: Keys, command: Command, words: list[str], reason: str
+    yard: PlayedYard, command: Command, words: list[str], reason: str
 ) -> None:
     done = command(*words)
     assert done.exit_code == Exit.USAGE
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
-    assert stored(connection, yard) == {}
+    assert stored(yard) == {}
 
 
 def test_an_unknown_tenant_is_answered_with_a_similar_one(command: Command) -> None:
@@ -138,21 +117,19 @@ def test_an_unknown_tenant_is_answered_with_a_similar_one(command: Command) -> N
         assert "there is no tenant 'reserch'; did you mean research?" in done.stderr
 
 
-def test_removed_is_as_never_set(connection: redis.Redis, yard: Keys, command: Command) -> None:
+def test_removed_is_as_never_set(yard: PlayedYard, command: Command) -> None:
     command("set", "ann", "--weight", "2")
     command("set", "bob", "--weight", "3")
     # If one of several is not known, I expect none to be removed.
     assert command("remove", "ann", "nobody").exit_code == Exit.FAILED
     assert command("remove", "ann", "bob").stdout == "settings of 2 tenants removed\n"
-    assert stored(connection, yard) == {}
+    assert stored(yard) == {}
 
 
 # The file
 
 
-def test_a_file_is_loaded_whole(
-    connection: redis.Redis, yard: Keys, command: Command, file: Path
-) -> None:
+def test_a_file_is_loaded_whole(yard: PlayedYard, command: Command, file: Path) -> None:
     command("set", "old", "--weight", "2")
     command("set", "research", "--weight", "2")
     done = command("apply", str(file), "--yes")
@@ -163,27 +140,25 @@ def test_a_file_is_loaded_whole(
         "+ team:eu: weight 1, tokens_per_day 1,000,000, classes low",
         "3 tenants changed",
     ]
-    assert stored(connection, yard) == {
+    assert stored(yard) == {
         "research": {"weight": 4, "max_waiting_requests": 10_000},
         "team:eu": {"tokens_per_day": 1_000_000, "classes": ["low"]},
     }
-    assert events(connection, yard) == 3
+    assert events(yard) == 3
     assert command("apply", str(file)).stdout == "nothing to change: 2 tenants\n"
 
 
-def test_a_dry_run_changes_nothing(
-    connection: redis.Redis, yard: Keys, command: Command, file: Path
-) -> None:
+def test_a_dry_run_changes_nothing(yard: PlayedYard, command: Command, file: Path) -> None:
     assert "+ research" in command("apply", str(file), "--dry-run").stdout
     done = json.loads(command("apply", str(file), "--dry-run", "--json").stdout)
     assert done["applied"] is False
     assert [one["tenant"] for one in done["changes"]] == ["research", "team:eu"]
     assert command("apply", str(file)).exit_code == Exit.USAGE  # no terminal to ask on
-    assert stored(connection, yard) == {}
+    assert stored(yard) == {}
 
 
 def test_every_mistake_of_a_file_is_named_and_nothing_changes(
-    connection: redis.Redis, yard: Keys, command: Command, file: Path
+    yard: PlayedYard, command: Command, file: Path
 ) -> None:
     command("set", "ann", "--weight", "2")
     file.write_text("tenants = 1\nx = 2\n")
@@ -192,7 +167,7 @@ def test_every_mistake_of_a_file_is_named_and_nothing_changes(
     assert f"{file}: tenants: must be a table" in done.stderr
     assert f"{file}: x: is not known" in done.stderr
     assert "Traceback" not in done.output
-    assert stored(connection, yard) == {"ann": {"weight": 2}}
+    assert stored(yard) == {"ann": {"weight": 2}}
 
 
 def test_names_in_a_file_move_no_cursor(command: Command, file: Path) -> None:
@@ -211,15 +186,15 @@ def test_a_missing_file_is_wrong_usage(command: Command) -> None:
 
 
 @pytest.fixture
-def busy(connection: redis.Redis, yard: Keys) -> None:
+def busy(yard: PlayedYard) -> None:
     """Two tenants in line and one at rest, as the scripts leave them."""
-    connection.hset(yard.tenants, "ann", encode_tenant(TenantSettings(weight=3)))
+    yard.connection.hset(yard.keys.tenants, "ann", encode_tenant(TenantSettings(weight=3)))
     for name, waiting in (("ann", 5), ("bob", 7), ("cem", 0)):
         counts = {"waiting": waiting, "waiting_tokens": 10 * waiting, "running": 2}
-        connection.hset(yard.tenant(name), mapping=counts)  # type: ignore[arg-type]
-        connection.zadd(yard.service, {name: 100.5})
+        yard.connection.hset(yard.keys.tenant(name), mapping=counts)  # type: ignore[arg-type]
+        yard.connection.zadd(yard.keys.service, {name: 100.5})
         if waiting:
-            connection.zadd(yard.line, {name: 100.5})
+            yard.connection.zadd(yard.keys.line, {name: 100.5})
 
 
 @pytest.mark.usefixtures("busy")
@@ -241,37 +216,37 @@ def test_list_shows_shares_of_those_that_wait(command: Command) -> None:
 
 
 def test_settings_that_cannot_be_read_are_said_and_repaired(
-    connection: redis.Redis, yard: Keys, command: Command, file: Path
+    yard: PlayedYard, command: Command, file: Path
 ) -> None:
-    connection.hset(yard.tenants, mapping={"ann": b"\x1b{", "a/b\x1b": b"{}"})  # type: ignore[arg-type]
-    connection.hset(yard.tenant("ann"), mapping={"waiting": "-3", "running": "x\x1b"})
+    yard.connection.hset(yard.keys.tenants, mapping={"ann": b"\x1b{", "a/b\x1b": b"{}"})  # type: ignore[arg-type]
+    yard.connection.hset(yard.keys.tenant("ann"), mapping={"waiting": "-3", "running": "x\x1b"})
     text = command("list").stdout
     assert "cannot be read: set them again" in " ".join(text.split())
     assert "\x1b" not in text
-    (one,) = read_tenants(Yard(connection, yard))
+    (one,) = read_tenants(yard)
     assert (one.waiting, one.running, one.is_readable) == (0, 0, False)
     assert "~ ann" not in command("apply", str(file), "--yes").stdout
-    assert set(stored(connection, yard)) == {"research", "team:eu"}
+    assert set(stored(yard)) == {"research", "team:eu"}
 
 
 # Usage
 
 
-def test_usage_by_day_and_model(connection: redis.Redis, yard: Keys, command: Command) -> None:
+def test_usage_by_day_and_model(yard: PlayedYard, command: Command) -> None:
     now = datetime.datetime.now(datetime.UTC)
     today, before, kept, old = (
         f"{now - datetime.timedelta(back):%Y%m%d}" for back in (0, 3, 61, 62)
     )
-    connection.zadd(yard.service, {"ann": 1, "bob": 2})
+    yard.connection.zadd(yard.keys.service, {"ann": 1, "bob": 2})
     counts = {"requests": 100, "in": 5000, "cached": 50, "out": 700, "failed": 2, "cancelled": 1}
     counts |= {"failed:WORKER_LOST": 1, "failed:POISONED": 1, "failed:made_up\x1b": 7}
     fields = {f"{today} llama {what}": count for what, count in counts.items()}
     waits = {8: 60, 1024: 38, 65536: 2}
     fields |= {f"{today} llama wait:{bucket}": count for bucket, count in waits.items()}
     hostile = {"x": "1", f"{today} \x1b[31m in": "3", "99 m in": "1", f"{today} m wait:x": "1"}
-    connection.hset(yard.usage("ann"), mapping=fields | hostile)  # type: ignore[arg-type]
+    yard.connection.hset(yard.keys.usage("ann"), mapping=fields | hostile)  # type: ignore[arg-type]
     others = {f"{day} llama out": 9 for day in (before, kept, old)}
-    connection.hset(yard.usage("bob"), mapping=others)  # type: ignore[arg-type]
+    yard.connection.hset(yard.keys.usage("bob"), mapping=others)  # type: ignore[arg-type]
     text = command("usage").stdout
     assert re.search(r"ann +\S+ +llama +100 +5,000 +700 +8 ms +1 m", text)
     assert "\x1b" not in text
@@ -285,7 +260,7 @@ def test_usage_by_day_and_model(connection: redis.Redis, yard: Keys, command: Co
     assert rows[1]["wait_p50_ms"] is None
     assert [row["failures"] for row in rows] == [{"WORKER_LOST": 1, "POISONED": 1}, {}]
     assert json.loads(command("usage", "bob", "--json").stdout) == []
-    left: Any = connection.hkeys(yard.usage("bob"))
+    left: Any = yard.connection.hkeys(yard.keys.usage("bob"))
     assert {name.decode()[:8] for name in left} == {before, kept}
 
 

@@ -5,44 +5,23 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 
 import msgspec
 import pytest
-import redis
-from click.testing import CliRunner, Result
 
-from tests.support.builders import make_request, make_result, worker_json
-from tests.support.servers import Server
+from tests.integration.operating import Command
+from tests.support.builders import make_request, worker_json
 from tests.support.yard import LONG_MS, PlayedYard, QueuedRequest
-from tokenyard.cli import main
 from tokenyard.ops.tenants import apply_changes, changes_to
-from tokenyard.protocol.keys import Keys, intake_name
+from tokenyard.protocol.keys import intake_name
 from tokenyard.protocol.tenants import TenantSettings
-from tokenyard.scripts import Scripts
-from tokenyard.scripts.answers import Charge, Dispatched, Publication
+from tokenyard.scripts.answers import Charge, Dispatched
 from tokenyard.yard.history import SnapshotHistory, read_snapshot
 from tokenyard.yard.line import read_line, shares_between
 from tokenyard.yard.listing import Query, find_owners, list_requests
 from tokenyard.yard.tenants import read_tenants, read_windows
 from tokenyard.yard.timeline import read_timeline
 from tokenyard.yard.usage import read_usage
-
-Command = Callable[..., Result]
-
-
-@pytest.fixture
-def yard(connection: redis.Redis, keys: Keys, scripts: Scripts) -> PlayedYard:
-    return PlayedYard(connection, keys, scripts)
-
-
-@pytest.fixture
-def command(broker: Server, yard: PlayedYard) -> Command:
-    def run(*words: str) -> Result:
-        options = ["--redis-url", broker.url, "--yard", yard.keys.yard]
-        return CliRunner().invoke(main, [*options, *words])
-
-    return run
 
 
 def submit(yard: PlayedYard, tenant: str, count: int = 1, name: str = "") -> list[QueuedRequest]:
@@ -66,9 +45,7 @@ def serve(
     charge = Charge(waiting.request.tenant, 100 / weight, 1 / weight, 2 / weight, "sim")
     move = msgspec.structs.replace(waiting.to(worker), charge=charge)
     assert yard.scripts.dispatch(yard.token, [move]) == [Dispatched.DISPATCHED]
-    assignment = yard.lane(worker)[-1]
-    result = make_result(waiting.request.id, list(range(tokens)))
-    yard.scripts.finish(worker, [Publication(assignment, result)])
+    yard.finish(worker, yard.lane(worker)[-1], range(tokens))
 
 
 def settle(yard: PlayedYard, **weights: float) -> None:

@@ -12,9 +12,7 @@ from tokenyard.protocol.wire import SamplingParams
 
 @pytest.mark.long
 def test_tokens_of_whole_answers_are_told_before_their_end(plant: Plant) -> None:
-    plant.coordinator()
-    plant.worker(simulated_step_s=0.05)
-    plant.wait_for_workers(1)
+    plant.up(simulated_step_s=0.05)
     params = SamplingParams(max_tokens=8000, ignore_eos=True)
     plant.scripts.submit("normal", [make_request(params=params) for _ in range(4)])
 

@@ -16,7 +16,7 @@ from tests.integration.operating import (
 )
 from tests.support.hosts import Host
 from tests.support.processes import START_S, Plant
-from tests.support.streams import attempts, check_exact, streams, wait_mid_stream
+from tests.support.streams import attempts, begun, check_exact
 from tests.support.waiting import eventually
 from tokenyard.protocol.control import (
     PauseMode,
@@ -93,9 +93,7 @@ class TestSuspend:
     ) -> None:
         host = led_host(slots=2)
         host.obey("load", "host-0", model="pair")
-        requests = streams(2, 60, model="pair")
-        plant.push_all(requests)
-        wait_mid_stream(plant, requests)
+        requests = begun(plant, 2, 60, model="pair")
 
         operator.say("PAUSE", model_scope("pair"), mode="keep")
         operator.say("SUSPEND", model_scope("pair"))

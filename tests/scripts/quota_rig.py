@@ -36,11 +36,7 @@ def submit(yard: PlayedYard, count: int = 1, priority_class="normal") -> Sequenc
 
 def accept(yard: PlayedYard) -> QueuedRequest:
     """Submit one request, which must be accepted."""
-    request = ask()
-    [accepted] = yard.scripts.submit("normal", [request])
-    assert accepted.code is ACCEPTED
-    intake, _, entry = accepted.sid.partition("/")
-    return QueuedRequest(request, intake, entry)
+    return yard.submit(ask())
 
 
 def codes(answers: Sequence[Acceptance]) -> list[Submitted]:

@@ -6,6 +6,7 @@ import msgspec
 
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, QueuedRequest
+from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.replies import ErrorInfo, Reply, Usage, json_text
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts.answers import CancelledUse, Charge, Dispatched, Publication
@@ -13,12 +14,11 @@ from tokenyard.scripts.answers import CancelledUse, Charge, Dispatched, Publicat
 TOKENS = 10  # of each prompt here
 
 
-def submit(yard: PlayedYard, tenant: str = "acme", priority_class: str = "normal") -> QueuedRequest:
+def submit(
+    yard: PlayedYard, tenant: str = "acme", priority_class: PriorityClass = "normal"
+) -> QueuedRequest:
     """Submit a request of a tenant."""
-    request = make_request(tenant=tenant, tokens=range(TOKENS))
-    (accepted,) = yard.scripts.submit(priority_class, [request])
-    intake, _, entry = accepted.sid.partition("/")
-    return QueuedRequest(request, intake, entry)
+    return yard.submit(make_request(tenant=tenant, tokens=range(TOKENS)), priority_class)
 
 
 def dispatch(

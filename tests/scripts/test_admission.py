@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.support.builders import make_request, make_result
+from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, QueuedRequest, requests
 from tokenyard.protocol.keys import PRIORITY_CLASSES, TENANTS_QUEUED_TOKENS
 from tokenyard.protocol.wire import Request
-from tokenyard.scripts.answers import Acceptance, Publication, Submitted
+from tokenyard.scripts.answers import Acceptance, Submitted
 
 FAR_MS = 9_999_999_999_999
 
@@ -29,11 +29,6 @@ def submit(
 
 def sized(tokens: int) -> Request:
     return make_request(tokens=range(tokens))
-
-
-def now_ms(yard: PlayedYard) -> int:
-    seconds, micros = yard.connection.time()
-    return int(seconds * 1000 + micros // 1000)
 
 
 def test_position_counts_all_requests_that_are_served_earlier(
@@ -191,7 +186,7 @@ def test_refused_requests_add_nothing_to_the_count(yard: PlayedYard) -> None:
 def test_an_unmeetable_deadline_is_refused_on_request(yard: PlayedYard) -> None:
     tell(yard, rate=1)
     submit(yard, *requests(5))
-    soon = make_request(deadline_ms=now_ms(yard) + 2000)
+    soon = make_request(deadline_ms=yard.now_ms + 2000)
 
     (late,) = submit(yard, soon, refuse_late=True)
 
@@ -261,8 +256,7 @@ def test_count_equals_the_queued_tokens_after_every_change(
                 yard.scripts.hand_back(worker, assignment, 0, "x")
                 running.append(yard.place(yard.waiting(assignment.request), worker))
             else:
-                result = make_result(assignment.request.id)
-                yard.scripts.finish(worker, [Publication(assignment, result)])
+                yard.finish(worker, assignment)
         elif chosen is not None:
             queued.pop(chosen.request.id)
             if action == "place":

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from tests.support.builders import framed, make_delta, make_request, make_result
+from tests.support.builders import framed, make_request
 from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Refused, pack_tokens, request_fields
-from tokenyard.scripts.answers import Answered, Publication
+from tokenyard.scripts.answers import Answered
 from tokenyard.scripts.calls import destination
 
 
@@ -85,7 +85,7 @@ def test_invalid_second_entry_of_a_known_id_is_dropped_silently(
     elif state != "waiting":
         assignment = yard.place(first, worker)
         if state == "completed":
-            yard.scripts.finish(worker, [Publication(assignment, make_result(first.request.id))])
+            yard.finish(worker, assignment)
     before = yard.ledger(first.request), yard.replies(first.request)
     twin = yard.push({"id": first.request.id}, first.request, intake=intake)
 
@@ -98,7 +98,7 @@ def test_invalid_second_entry_of_a_known_id_is_dropped_silently(
 def test_rescued_request_keeps_its_published_tokens(yard: PlayedYard, worker: str) -> None:
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
-    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [1, 2]))])
+    yard.emit(worker, assignment, [1, 2])
     yard.lose(worker)
     again = yard.waiting(request)
 
@@ -123,7 +123,7 @@ def test_answer_with_a_reason_keeps_the_whole_request_among_the_dead_letters(
     """Given a retry that is given up, I expect the letter to have its history."""
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
-    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
+    yard.emit(worker, assignment, [7])
     yard.scripts.retire(worker, "crashed", "signal 11")
     yard.rescue(worker)
 
@@ -186,8 +186,7 @@ def test_who_reuses_an_id_is_told_on_its_reply_stream(yard: PlayedYard, kept: bo
     # Given a request with a delta that was published, and perhaps deleted
     request = make_request(stream=True)
     worker = yard.worker()
-    held = yard.assign(worker, request)
-    yard.scripts.emit(worker, [Publication(held, make_delta(request.id, 0, [5]))])
+    yard.emit(worker, yard.assign(worker, request), [5])
     stream = destination(yard.keys, request)
     if not kept:
         yard.connection.delete(stream)

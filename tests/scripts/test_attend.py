@@ -20,10 +20,7 @@ def attached(yard: PlayedYard) -> set[str]:
 
 def lease_ms(yard: PlayedYard) -> int:
     """The client's remaining lease in ms, approximately."""
-    seconds, micros = yard.connection.time()
-    return int(yard.connection.zscore(yard.keys.clients, "ann") or 0) - (
-        seconds * 1000 + micros // 1000
-    )
+    return int(yard.connection.zscore(yard.keys.clients, "ann") or 0) - yard.now_ms
 
 
 def test_submitting_attaches_a_request_to_its_clients_lease(yard: PlayedYard) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.builders import framed, worker_json
 from tests.support.yard import LONG_MS, PlayedYard
-from tokenyard.protocol.control import Command
+from tokenyard.protocol.control import Command, DesiredState, Order, encode_desired
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.client import request_cancel
 
@@ -25,12 +25,26 @@ def answer(yard: PlayedYard, _: int) -> None:
     yard.answer(yard.submit(framed(client="ann")))
 
 
+def signal(yard: PlayedYard, at: int) -> None:
+    seen = encode_desired(DesiredState(epoch=at - 1)) if at else b""
+    order = Order(signal="SET_GENERATION_EPOCH", epoch=at)
+    assert yard.scripts.signal(order, seen, DesiredState(epoch=at))
+
+
 @pytest.mark.parametrize(
     ("write", "stream", "least", "most"),
     [
         (bury, "dead", 100, 300),
         (answer, "replies", 100, 300),
+        (
+            lambda yard, _: yard.scripts.record(yard.token, {"finished": 1}, 400),
+            "history",
+            400,
+            500,
+        ),
         (lambda yard, _: yard.scripts.command(LOAD, yard.token), "control", 1000, 1200),
+        (signal, "control", 1000, 1200),
+        (signal, "events", 1000, 1200),
         (lambda yard, _: yard.scripts.register("w", LONG_MS, b"{}"), "events", 1000, 1200),
         (
             lambda yard, at: yard.scripts.renew(LONG_MS, [("w.1", worker_json(pid=at))]),
@@ -45,7 +59,17 @@ def answer(yard: PlayedYard, _: int) -> None:
             1200,
         ),
     ],
-    ids=["dead letters", "answers", "commands", "joins", "changes", "requested cancels"],
+    ids=[
+        "dead letters",
+        "answers",
+        "history",
+        "commands",
+        "signals",
+        "events of signals",
+        "joins",
+        "changes",
+        "requested cancels",
+    ],
 )
 def test_a_stream_is_bounded(
     yard: PlayedYard,

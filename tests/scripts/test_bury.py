@@ -21,13 +21,6 @@ def test_entry_moves_to_the_dead_letters_with_the_reason(yard: PlayedYard) -> No
     assert yard.intake() == []
 
 
-def test_deleted_entry_is_gone(yard: PlayedYard) -> None:
-    entry = yard.push({"prompt": "x"}).entry
-    yard.connection.xdel(yard.keys.intake("normal"), entry)
-
-    assert yard.scripts.bury(yard.token, "normal", entry, "x") is Answered.GONE
-
-
 def test_entry_of_thousands_of_fields_keeps_its_beginning(yard: PlayedYard) -> None:
     entry = yard.push({f"field-{i}": "x" for i in range(20_000)}).entry
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.scripts.test_hostile_ledgers import NOWHERE
-from tests.support.builders import framed, make_delta, make_request, make_result
+from tests.support.builders import framed, make_request
 from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
@@ -20,8 +20,6 @@ from tokenyard.protocol.wire import (
 from tokenyard.scripts.answers import (
     Cancelled,
     Dispatched,
-    HandedBack,
-    Publication,
     Published,
     Submitted,
 )
@@ -83,7 +81,7 @@ def test_running_request_ends_with_its_published_tokens(
 ) -> None:
     request = kind(stream=True)
     neighbour, assignment = yard.assign(worker), yard.assign(worker, request)
-    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7, 0]))])
+    yard.emit(worker, assignment, [7, 0])
 
     assert stop(yard, request) is Cancelled.CANCELLED
 
@@ -94,26 +92,10 @@ def test_running_request_ends_with_its_published_tokens(
     assert yard.published(request) == b""
 
 
-def test_late_writes_of_its_worker_change_nothing(yard: PlayedYard, worker: str) -> None:
-    request = make_request(stream=True)
-    assignment = yard.assign(worker, request)
-    stop(yard, request)
-    before = yard.replies(request), yard.ledger(request)
-    delta = Publication(assignment, make_delta(request.id, 0, [1]))
-    result = Publication(assignment, make_result(request.id, [1]))
-
-    assert yard.scripts.emit(worker, [delta]) == [Published.STALE]
-    assert yard.scripts.finish(worker, [result]) != [Published.PUBLISHED]
-    assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.STALE
-    assert (yard.replies(request), yard.ledger(request)) == before
-    assert yard.published(request) == b""
-    assert yard.intake("retry") == []
-
-
 def test_rescued_request_ends_with_its_published_tokens(yard: PlayedYard, worker: str) -> None:
     request = make_request(stream=True)
     assignment = yard.assign(worker, request)
-    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
+    yard.emit(worker, assignment, [7])
     yard.lose(worker)
 
     assert stop(yard, request) is Cancelled.CANCELLED
@@ -142,7 +124,7 @@ def test_ended_request_is_unchanged(yard: PlayedYard, worker: str, state: str) -
     request = make_request()
     assignment = yard.assign(worker, request)
     if state == "completed":
-        yard.scripts.finish(worker, [Publication(assignment, make_result(request.id, [1]))])
+        yard.finish(worker, assignment, [1])
     else:
         stop(yard, request)
     before = yard.replies(request), yard.ledger(request), yard.told_to_cancel(worker)
@@ -229,16 +211,6 @@ def test_plain_entry_that_has_left_the_intake_is_reported_as_moved(
     assert yard.scripts.call(gone) is Cancelled.MOVED
 
 
-def test_cancelled_suspect_gives_its_lane_to_others(yard: PlayedYard, worker: str) -> None:
-    request = make_request()
-    yard.assign(worker, request, alone=True)
-
-    stop(yard, request)
-
-    assert yard.alone(worker) is None
-    assert yard.assign(worker)
-
-
 def test_cancel_on_another_lane_does_not_end_a_quarantine(yard: PlayedYard) -> None:
     one, two = yard.worker(), yard.worker()
     suspect, other = yard.assign(one, alone=True), yard.assign(two)
@@ -303,8 +275,7 @@ class TestLedgersThatAClientWrote:
         assert [one.entry for one in yard.lane(worker)] == [theirs.entry]
         assert yard.told_to_cancel(worker) == []
         assert yard.alone(worker) == theirs.entry
-        item = Publication(theirs, make_result(theirs.request.id, [1]))
-        assert yard.scripts.finish(worker, [item]) == [Published.PUBLISHED]
+        assert yard.finish(worker, theirs, [1]) is Published.PUBLISHED
 
     def test_entry_of_another_client_without_a_ledger_is_unchanged(self, yard: PlayedYard) -> None:
         theirs = make_request()

@@ -20,7 +20,6 @@ from tests.scripts.tenant_rig import (
     usage,
 )
 from tests.scripts.test_headers import LUA
-from tests.support.builders import make_delta
 from tests.support.yard import PlayedYard
 from tokenyard.ops.letters import requeue_letters
 from tokenyard.protocol.wire import Assignment, pack_tokens
@@ -28,7 +27,6 @@ from tokenyard.scripts.answers import (
     Answered,
     Cancelled,
     HandedBack,
-    Publication,
     Published,
     Reconciled,
     Settled,
@@ -149,7 +147,7 @@ def cancelled(yard: PlayedYard, worker: str, shown: list[int], tenant: str = "ac
     assignment = dispatch(yard, worker, submit(yard, tenant))
     request = assignment.request
     if shown:
-        yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, shown))])
+        yard.emit(worker, assignment, shown)
     assert yard.scripts.cancel(request.client, request.id, "x") is Cancelled.CANCELLED
     return assignment
 
@@ -286,8 +284,7 @@ class TestEnds:
         # Given a request that has published two tokens and was taken back
         assignment = dispatch(yard, worker, submit(yard))
         request = assignment.request
-        delta = Publication(assignment, make_delta(request.id, 0, [7, 8]))
-        assert yard.scripts.emit(worker, [delta]) == [Published.PUBLISHED]
+        assert yard.emit(worker, assignment, [7, 8]) is Published.PUBLISHED
         yard.lose(worker)
         assert service(yard) == 0
 
@@ -313,8 +310,7 @@ class TestEnds:
         self, yard: PlayedYard, worker: str
     ) -> None:
         assignment = dispatch(yard, worker, submit(yard))
-        delta = Publication(assignment, make_delta(assignment.request.id, 0, [7]))
-        yard.scripts.emit(worker, [delta])
+        yard.emit(worker, assignment, [7])
         yard.connection.xdel(yard.keys.lane(worker), assignment.entry)
 
         lost = yard.scripts.astray(0, 10_000_000).found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.dispatch.admission import read_history
-from tests.support.builders import make_delta, make_request, make_result
+from tests.support.builders import make_delta, make_request
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams
@@ -106,8 +106,7 @@ def test_result_deletes_the_noted_choices(yard: PlayedYard, worker: str) -> None
     assignment = yard.assign(worker, several())
     emit(yard, assignment, (0, 1, [1]))
 
-    result = Publication(assignment, make_result(assignment.request.id))
-    assert yard.scripts.finish(worker, [result]) == [Published.PUBLISHED]
+    assert yard.finish(worker, assignment) is Published.PUBLISHED
 
     assert noted(yard, assignment.request) is None
 

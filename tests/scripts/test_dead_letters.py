@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard
-from tokenyard.ops.letters import GONE, NO_CLIENT, drop_letters, requeue_letters
+from tokenyard.ops.letters import GONE, drop_letters, requeue_letters
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.wire import Request
@@ -21,13 +21,6 @@ def kill(
     return dead_letters(yard)[0]
 
 
-def bury(yard: PlayedYard, **fields: str | bytes) -> WholeLetter:
-    """Bury an unanswerable entry; its letter."""
-    entry = yard.push(dict(fields)).entry
-    yard.scripts.bury(yard.token, "normal", entry, "id: is missing")
-    return dead_letters(yard)[0]
-
-
 def test_a_letter_has_client_and_reason(yard: PlayedYard) -> None:
     request = make_request("q", client="ann", model="adder", tokens=[1, 300])
     letter = kill(yard, request, priority_class="high")
@@ -41,7 +34,9 @@ def test_a_letter_has_client_and_reason(yard: PlayedYard) -> None:
 
 
 def test_an_unanswerable_dead_letter_is_shown(yard: PlayedYard) -> None:
-    letter = bury(yard, prompt=b"\xff\x00", tokens=b"[1]")
+    entry = yard.push({"prompt": b"\xff\x00", "tokens": b"[1]"}).entry
+    yard.scripts.bury(yard.token, "normal", entry, "id: is missing")
+    (letter,) = dead_letters(yard)
 
     assert not letter.is_answerable
     assert (letter.fields["prompt"], letter.fields["tokens"]) == ("ff00", "[1]")
@@ -69,11 +64,6 @@ def test_a_letter_is_requeued_in_its_class(yard: PlayedYard) -> None:
 
     assert len(yard.intake("low")) == 1
     assert dead_letters(yard) == []
-
-
-def test_an_unanswerable_dead_letter_cannot_be_requeued(yard: PlayedYard) -> None:
-    assert requeue_letters(yard, [bury(yard, prompt="x")]) == [NO_CLIENT]
-    assert len(dead_letters(yard)) == 1
 
 
 def test_a_letter_is_dropped_once_and_the_result_stays(yard: PlayedYard) -> None:

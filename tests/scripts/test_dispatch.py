@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import make_assignment, make_delta, make_request, make_result
+from tests.support.builders import make_assignment, make_request
 from tests.support.yard import PlayedYard, QueuedRequest, requests
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import MAX_FIELDS, Request, request_fields
-from tokenyard.scripts.answers import Dispatched, Publication
+from tokenyard.scripts.answers import Dispatched, Published
 
 HIGHEST = "18446744073709551615-18446744073709551615"
 
@@ -49,19 +49,13 @@ def test_entry_named_twice_in_one_round_moves_once(yard: PlayedYard) -> None:
     assert [len(yard.lane(one)), len(yard.lane(two))] == [1, 0]
 
 
-def test_deleted_entry_is_gone(yard: PlayedYard, waiting: QueuedRequest) -> None:
-    yard.connection.xdel(yard.keys.intake("normal"), waiting.entry)
-
-    assert yard.scripts.dispatch(yard.token, [waiting.to(yard.worker())]) == [Dispatched.GONE]
-
-
 @pytest.mark.parametrize("state", ["waiting", "assigned", "completed"])
 def test_second_entry_of_a_known_id_is_dropped(yard: PlayedYard, worker: str, state: str) -> None:
     first = yard.submit()
     if state != "waiting":
         assignment = yard.place(first, worker)
     if state == "completed":
-        yard.scripts.finish(worker, [Publication(assignment, make_result(first.request.id))])
+        yard.finish(worker, assignment)
     before, load = yard.ledger(first.request), len(yard.lane(worker))
     second = yard.push(request_fields(first.request), first.request)
 
@@ -171,8 +165,7 @@ def test_spoofed_retry_starts_without_published_tokens(yard: PlayedYard, worker:
     assignment = yard.place(pushed, worker)
 
     assert (assignment.published, assignment.first_epoch) == (b"", None)
-    delta = Publication(assignment, make_delta("q1", 0, [5]))
-    assert yard.scripts.emit(worker, [delta]) == [1]
+    assert yard.emit(worker, assignment, [5]) is Published.PUBLISHED
 
 
 def test_field_named_thousands_of_times_counts_once_and_the_last_wins(
@@ -198,8 +191,7 @@ def test_most_fields_that_are_allowed_survive_a_rescue(yard: PlayedYard, worker:
     extra = {f"unknown-{i}": "x" for i in range(MAX_FIELDS - 3)}
     request = Request(id="q1", prompt="x", stream=True)
     pushed = yard.push({"id": "q1", "prompt": "x", "stream": "1", **extra}, request)
-    assignment = yard.place(pushed, worker)
-    yard.scripts.emit(worker, [Publication(assignment, make_delta("q1", 0, [5]))])
+    yard.emit(worker, yard.place(pushed, worker), [5])
     yard.lose(worker)
 
     again = yard.place(yard.waiting(request), yard.worker())

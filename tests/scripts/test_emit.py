@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from tests.support.builders import framed, make_delta, make_request, make_result
+from tests.support.builders import framed, make_delta, make_request
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment, pack_tokens, unpack_tokens
@@ -104,19 +104,6 @@ def test_expired_lease_is_valid_until_the_rescue(
     assert yard.scripts.emit(worker, [delta(assignment, 0, [1])]) == [Published.PUBLISHED]
 
 
-def test_only_the_holder_of_the_attempt_publishes(yard: PlayedYard) -> None:
-    one, two = yard.worker("one"), yard.worker("two")
-    old = yard.assign(one, make_request(stream=True))
-    yard.lose(one)
-    again = yard.place(yard.waiting(old.request), two)
-    one = yard.worker("one")
-
-    assert yard.scripts.emit(one, [delta(old, 0, [1])]) == [Published.STALE]
-    assert yard.scripts.emit(two, [delta(old, 0, [1])]) == [Published.STALE]
-    assert yard.scripts.emit(one, [delta(again, 0, [1])]) == [Published.STALE]
-    assert yard.scripts.emit(two, [delta(again, 0, [1])]) == [Published.PUBLISHED]
-
-
 def test_the_next_attempt_continues_after_the_last_published_token(yard: PlayedYard) -> None:
     first, second = yard.worker(), yard.worker()
     request = make_request(stream=True)
@@ -162,25 +149,6 @@ def test_epoch_of_a_delta_that_is_not_published_is_not_kept(yard: PlayedYard, wo
 
     assert codes == [Published.STALE]
     assert "epoch" not in yard.ledger(request)
-
-
-@pytest.mark.parametrize("when", ["waits", "finished", "unknown"])
-def test_request_that_does_not_run_takes_no_deltas(
-    yard: PlayedYard, worker: str, assignment: Assignment, when: str
-) -> None:
-    if when == "waits":
-        yard.lose(worker)
-        worker = yard.worker()
-    elif when == "finished":
-        result = make_result(assignment.request.id)
-        yard.scripts.finish(worker, [Publication(assignment, result)])
-    else:
-        yard.connection.delete(yard.keys.ledger("anon", assignment.request.id))
-    before = yard.replies(assignment.request)
-
-    assert yard.scripts.emit(worker, [delta(assignment, 0, [1])]) == [Published.STALE]
-    assert yard.replies(assignment.request) == before
-    assert yard.published(assignment.request) == b""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -58,8 +58,19 @@ def held(assignment: Assignment) -> tuple[str, str, str]:
         lambda yard, *_: yard.scripts.recognize(yard.token, "other", was_replica=True),
         lambda yard, *_: yard.scripts.take_over(yard.token, {"models": "[]"}),
         lambda yard, *_: yard.scripts.command(LOAD, yard.token),
+        lambda yard, *_: yard.scripts.record(yard.token, {"finished": 1}, 400),
     ],
-    ids=["answer", "bury", "dispatch", "rescue", "acquit", "recognize", "take_over", "command"],
+    ids=[
+        "answer",
+        "bury",
+        "dispatch",
+        "rescue",
+        "acquit",
+        "recognize",
+        "take_over",
+        "command",
+        "record",
+    ],
 )
 def test_a_former_leader_changes_nothing(
     yard: PlayedYard, worker: str, waiting: QueuedRequest, call: Callable[..., object]
@@ -157,9 +168,6 @@ def refusals(yard: PlayedYard, assignment: Assignment) -> tuple[str, ...]:
     request = assignment.request
     ledger = yard.keys.ledger(request.client, request.id)
     count, last = yard.connection.hmget(ledger, "refusals", "refused")
-    if count is None:
-        assert last is None
-        return ()
     at_ms, *words = last.decode().split(" ")
     seconds, _ = yard.connection.time()
     assert 0 <= seconds + 1 - int(at_ms) / 1000 < 60
@@ -171,11 +179,9 @@ def forget_refusals(yard: PlayedYard, assignment: Assignment) -> None:
     yard.connection.hdel(yard.keys.ledger(request.client, request.id), "refusals", "refused")
 
 
-def write_late(yard: PlayedYard, worker: str, assignment: Assignment, what: str) -> list[Published]:
-    if what == "tokens":
-        return yard.scripts.emit(worker, deltas(assignment)[:1])
-    return yard.scripts.finish(
-        worker, [Publication(assignment, make_result(assignment.request.id))]
+def write_late(yard: PlayedYard, worker: str, assignment: Assignment, what: str) -> Published:
+    return (
+        yard.emit(worker, assignment, [0]) if what == "tokens" else yard.finish(worker, assignment)
     )
 
 
@@ -190,16 +196,29 @@ def test_an_earlier_attempt_changes_only_what_its_fence_notes(
     if since != "it waits":
         again = yard.place(yard.waiting(old.request), two)
         if since == "it ended":
-            result = make_result(old.request.id)
-            assert yard.scripts.finish(two, [Publication(again, result)]) == [Published.PUBLISHED]
+            assert yard.finish(two, again) is Published.PUBLISHED
     one = yard.worker("one")
     before = everything(yard)
 
-    assert write_late(yard, one, old, what) == [Published.STALE]
+    assert write_late(yard, one, old, what) is Published.STALE
 
     assert refusals(yard, old) == ("1", one, "1", what)
     forget_refusals(yard, old)
     assert everything(yard) == before
+
+
+@pytest.mark.parametrize("what", ["tokens", "result"])
+def test_only_the_holder_of_the_attempt_publishes(yard: PlayedYard, what: str) -> None:
+    one, two = yard.worker("one"), yard.worker("two")
+    old = yard.assign(one)
+    yard.lose(one)
+    again = yard.place(yard.waiting(old.request), two)
+    one = yard.worker("one")
+
+    assert write_late(yard, two, old, what) is Published.STALE
+    assert write_late(yard, one, again, what) is Published.STALE
+    assert (yard.replies(old.request), yard.lane(two)) == ([], [again])
+    assert write_late(yard, two, again, what) is Published.PUBLISHED
 
 
 @pytest.mark.parametrize("what", ["tokens", "result"])
@@ -211,30 +230,32 @@ def test_the_fence_notes_nothing_without_a_ledger(
     request = assignment.request
     yard.connection.delete(yard.keys.ledger(request.client, request.id))
 
-    write_late(yard, worker if held else "nobody.1", assignment, what)
+    code = write_late(yard, worker if held else "nobody.1", assignment, what)
 
+    assert code is (Published.STALE if held else Published.LEASE_LOST)
     assert not yard.connection.exists(yard.keys.ledger(request.client, request.id))
+    assert yard.replies(request) == []
 
 
 @pytest.mark.parametrize("what", ["tokens", "result"])
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("end", ["finish", "cancel"])
-def test_the_fence_does_not_note_what_comes_after_the_end_of_its_own_attempt(
+def test_what_comes_after_the_end_of_its_own_attempt_changes_nothing(
     yard: PlayedYard, worker: str, assignment: Assignment, end: str, what: str, held: bool
 ) -> None:
     request = assignment.request
     if end == "finish":
-        result = make_result(request.id)
-        assert yard.scripts.finish(worker, [Publication(assignment, result)]) == [1]
+        assert yard.finish(worker, assignment) is Published.PUBLISHED
     else:
         yard.scripts.cancel(request.client, request.id, "for a test")
     if not held:
         yard.fence(worker, "lost")
+    before = everything(yard)
 
     code = write_late(yard, worker, assignment, what)
 
-    assert code == [Published.LEASE_LOST] if not held else code[0] is not Published.PUBLISHED
-    assert refusals(yard, assignment) == ()
+    assert code is Published.LEASE_LOST if not held else code is not Published.PUBLISHED
+    assert everything(yard) == before
 
 
 def test_a_ledger_keeps_one_refusal_and_their_number(

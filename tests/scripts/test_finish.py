@@ -61,8 +61,7 @@ def test_tokens_of_an_earlier_attempt_are_deleted(yard: PlayedYard, is_read: boo
     """
     first, second = yard.worker(), yard.worker()
     request = make_request(stream=True)
-    delta = Publication(yard.assign(first, request), make_delta(request.id, 0, [1, 2]))
-    yard.scripts.emit(first, [delta])
+    yard.emit(first, yard.assign(first, request), [1, 2])
     yard.lose(first)
     again = yard.place(yard.waiting(request), second)
     if not is_read:
@@ -80,7 +79,7 @@ def test_tokens_of_an_earlier_attempt_are_deleted(yard: PlayedYard, is_read: boo
 def test_state_of_the_ledger_is_the_status_of_the_result(
     yard: PlayedYard, worker: str, assignment: Assignment, status
 ) -> None:
-    yard.scripts.finish(worker, [result(assignment, status=status)])
+    yard.finish(worker, assignment, status=status)
 
     assert yard.ledger(assignment.request)["state"] == status
 
@@ -130,21 +129,6 @@ def test_request_twice_in_one_step_finishes_once(
 
     assert codes == [Published.PUBLISHED, Published.REPEATED]
     assert len(yard.replies(assignment.request)) == 1
-
-
-def test_stale_attempt_finishes_nothing(yard: PlayedYard) -> None:
-    one, two = yard.worker("one"), yard.worker("two")
-    old = yard.assign(one)
-    yard.lose(one)
-    again = yard.place(yard.waiting(old.request), two)
-    one = yard.worker("one")
-
-    assert yard.scripts.finish(one, [result(old)]) == [Published.STALE]
-    assert yard.scripts.finish(one, [result(again)]) == [Published.STALE]
-    assert yard.scripts.finish(two, [result(old)]) == [Published.STALE]
-    assert yard.result(old.request) is None
-    assert len(yard.lane(two)) == 1
-    assert yard.scripts.finish(two, [result(again)]) == [Published.PUBLISHED]
 
 
 def test_wrong_attempt_leaves_the_workers_own_entry(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import make_delta, make_request, make_result
+from tests.support.builders import make_request
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import pack_tokens
-from tokenyard.scripts.answers import HandedBack, Publication
+from tokenyard.scripts.answers import HandedBack
 
 
 def test_request_waits_again_with_tokens_faults_and_a_pause(yard: PlayedYard, worker: str) -> None:
     request = make_request(stream=True)
     neighbour, assignment = yard.assign(worker), yard.assign(worker, request)
-    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]), epoch=4)])
-    seconds, micros = yard.connection.time()
-    now_ms = seconds * 1000 + micros // 1000
+    yard.emit(worker, assignment, [7], epoch=4)
+    now_ms = yard.now_ms
 
     code = yard.scripts.hand_back(worker, assignment, 5000, "no memory")
 
@@ -63,7 +62,9 @@ def test_rescue_after_a_crash_ignores_the_pause_of_a_fault(yard: PlayedYard, wor
     assert (fields[b"faults"], fields[b"crashes"], fields[b"reason"]) == (b"1", b"1", b"signal 9")
 
 
-@pytest.mark.parametrize("how", ["twice", "finished", "elsewhere", "again here", "not on the lane"])
+@pytest.mark.parametrize(
+    "how", ["twice", "finished", "cancelled", "elsewhere", "again here", "not on the lane"]
+)
 def test_request_of_another_worker_is_unchanged(yard: PlayedYard, worker: str, how: str) -> None:
     request = make_request()
     assignment = yard.assign(worker, request)
@@ -71,7 +72,9 @@ def test_request_of_another_worker_is_unchanged(yard: PlayedYard, worker: str, h
         case "twice":
             yard.scripts.hand_back(worker, assignment, 0, "x")
         case "finished":
-            yard.scripts.finish(worker, [Publication(assignment, make_result(request.id))])
+            yard.finish(worker, assignment)
+        case "cancelled":
+            yard.scripts.cancel(request.client, request.id, "x")
         case "elsewhere":
             yard.scripts.hand_back(worker, assignment, 0, "x")
             yard.place(yard.waiting(request), yard.worker())
@@ -84,12 +87,3 @@ def test_request_of_another_worker_is_unchanged(yard: PlayedYard, worker: str, h
 
     assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.STALE
     assert (yard.ledger(request), yard.intake("retry"), yard.lane(worker)) == before
-
-
-def test_handed_back_suspect_opens_its_lane(yard: PlayedYard, worker: str) -> None:
-    assignment = yard.assign(worker, alone=True)
-
-    yard.scripts.hand_back(worker, assignment, 0, "x")
-
-    assert yard.alone(worker) is None
-    assert yard.assign(worker)

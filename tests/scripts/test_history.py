@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import make_delta, make_request
+from tests.support.builders import make_request
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import Assignment, pack_tokens
-from tokenyard.scripts.answers import Publication
 
 HISTORY = (b"crashes", b"suspected", b"crashed_alone", b"lost_alone")
 
@@ -75,7 +74,7 @@ def test_history_adds_up_with_a_record_for_each_attempt(yard: PlayedYard) -> Non
     for at, why in enumerate(("crashed", "left", "lost", "lost", "crashed")):
         worker = yard.worker()
         assignment = yard.place(waiting, worker, alone=at > 0)
-        yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, at, [at]))])
+        yard.emit(worker, assignment, [at], seq=at)
         yard.scripts.retire(worker, why, f"reason {at}")  # type: ignore[arg-type]
         yard.rescue(worker)
         waiting = yard.waiting(request)
@@ -103,6 +102,8 @@ def test_reason_is_kept_until_the_lane_is_rescued(
 
     assert yard.connection.zscore(yard.keys.leases, worker) == score
     assert yard.connection.hget(yard.keys.departed, worker) == b"signal 9"
+    assert yard.lane(worker) == held
+    assert yard.events()[-1] == {b"event": b"gone", b"worker": worker.encode()}
     first = [(held[0].entry, "anon", held[0].request.id)]
     assert yard.scripts.rescue(yard.token, worker, first) == 1
     assert yard.connection.hget(yard.keys.departed, worker) == b"signal 9"

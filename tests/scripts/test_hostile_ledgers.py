@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.recovery.trial_monitor import TrialMonitor
 from coordinator.roster import Roster
-from tests.support.builders import make_request, make_result
+from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Assignment, Request
@@ -18,7 +18,6 @@ from tokenyard.scripts.answers import (
     Cancelled,
     Dispatched,
     HandedBack,
-    Publication,
     Published,
 )
 
@@ -228,8 +227,7 @@ def test_service_that_is_no_number_stops_nobody(yard: PlayedYard, worker: str) -
 def _end(yard: PlayedYard, worker: str, mine: Assignment, how: str) -> None:
     match how:
         case "finish":
-            done = Publication(mine, make_result(mine.request.id, [1, 2]))
-            assert yard.scripts.finish(worker, [done]) == [Published.PUBLISHED]
+            assert yard.finish(worker, mine, [1, 2]) is Published.PUBLISHED
         case "hand_back":
             assert yard.scripts.hand_back(worker, mine, 0, "x") is HandedBack.HANDED_BACK
         case "rescue":

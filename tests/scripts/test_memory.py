@@ -59,8 +59,7 @@ def test_leader_takes_over_on_a_full_server(yard: PlayedYard, worker: str) -> No
         token = yard.depose()
         yard.scripts.take_over(token, {"models": "[]"})
         assert yard.scripts.lead("successor", LONG_MS, token) == token
-        result = Publication(running, make_result(running.request.id))
-        assert yard.scripts.finish(worker, [result]) == [Published.PUBLISHED]
+        assert yard.finish(worker, running) is Published.PUBLISHED
 
     assert yard.connection.hget(yard.keys.info, "models") == b"[]"
 

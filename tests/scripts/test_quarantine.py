@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import make_result
 from tests.support.yard import PlayedYard
-from tokenyard.scripts.answers import Dispatched, Publication, Published
+from tokenyard.scripts.answers import Dispatched, Published
 
 
 def test_suspect_gets_an_empty_lane_and_marks_it(yard: PlayedYard, worker: str) -> None:
@@ -56,12 +55,16 @@ def test_quarantine_holds_within_one_round(yard: PlayedYard, suspect_is_first: b
     assert (yard.alone(worker) is not None) is suspect_is_first
 
 
-@pytest.mark.parametrize("status", ["completed", "failed", "expired"])
-def test_result_ends_a_quarantine(yard: PlayedYard, worker: str, status) -> None:
+@pytest.mark.parametrize("how", ["completed", "failed", "expired", "handed back", "cancelled"])
+def test_suspect_that_leaves_its_lane_opens_it(yard: PlayedYard, worker: str, how: str) -> None:
     suspect = yard.assign(worker, alone=True)
-    result = Publication(suspect, make_result(suspect.request.id, status=status))
-
-    assert yard.scripts.finish(worker, [result]) == [Published.PUBLISHED]
+    match how:
+        case "handed back":
+            yard.scripts.hand_back(worker, suspect, 0, "x")
+        case "cancelled":
+            yard.scripts.cancel(suspect.request.client, suspect.request.id, "x")
+        case _:
+            assert yard.finish(worker, suspect, status=how) is Published.PUBLISHED
 
     assert yard.alone(worker) is None
     assert yard.assign(worker)
@@ -73,9 +76,8 @@ def test_result_that_is_stale_does_not_end_anothers_quarantine(
     first = yard.assign(worker)
     yard.scripts.hand_back(worker, first, 0, "x")
     suspect = yard.place(yard.waiting(first.request), worker, alone=True)
-    late = Publication(first, make_result(first.request.id))
 
-    assert yard.scripts.finish(worker, [late]) == [Published.STALE]
+    assert yard.finish(worker, first) is Published.STALE
     assert yard.alone(worker) == suspect.entry
 
 
@@ -83,9 +85,8 @@ def test_result_for_a_deleted_ledger_ends_a_quarantine(yard: PlayedYard, worker:
     """Given a ledger that an operator deleted, I expect the lane to be empty and open again."""
     suspect = yard.assign(worker, alone=True)
     yard.connection.delete(yard.keys.ledger("anon", suspect.request.id))
-    result = Publication(suspect, make_result(suspect.request.id))
 
-    assert yard.scripts.finish(worker, [result]) == [Published.STALE]
+    assert yard.finish(worker, suspect) is Published.STALE
 
     assert yard.alone(worker) is None
     assert yard.lane(worker) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from tests.scripts.quota_rig import (
@@ -21,8 +20,6 @@ from tests.scripts.quota_rig import (
 from tests.scripts.tenant_rig import TOKENS, dispatch, generated, result
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import Reply, Usage
-from tokenyard.scripts.answers import Publication
 
 
 def end_running(yard: PlayedYard, worker: str, status: str, output: int) -> None:
@@ -157,12 +154,8 @@ def test_what_was_used_beyond_what_has_left_the_window_counts_now(
 def test_a_forged_reservation_breaks_nothing(yard: PlayedYard, worker: str, text: str) -> None:
     limit(yard, tokens_per_minute=1000)
     assignment = dispatch(yard, worker, accept(yard))
-    seconds, micros = yard.connection.time()
     ledger = yard.keys.ledger(assignment.request.client, assignment.request.id)
-    yard.connection.hset(ledger, "reserved", text.format(now=seconds * 1000 + micros // 1000))
-    usage = msgspec.json.encode(Usage(TOKENS, 3, TOKENS + 3, 0)).decode()
-    reply = Reply(id=assignment.request.id, event="result", seq=0, tokens=b"", usage=usage)
-    reply = msgspec.structs.replace(reply, status="completed")
-    yard.scripts.finish(worker, [Publication(assignment, reply)])
+    yard.connection.hset(ledger, "reserved", text.format(now=yard.now_ms))
+    yard.scripts.finish(worker, [result(assignment, 3)])
     assert 0 <= counted(yard, "tokens_per_minute") <= EACH
     assert codes(submit(yard)) == [ACCEPTED]

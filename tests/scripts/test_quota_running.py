@@ -28,9 +28,8 @@ class TestRunning:
         yard.scripts.finish(worker, [result(yard.lane(worker)[0])])
         assert yard.scripts.dispatch(yard.token, moves[2:]) == held[1:3]
         # Nobody else is held.
-        [other] = yard.scripts.submit("normal", [make_request("o", tenant="other")])
-        place = QueuedRequest(make_request("o"), "normal:other", other.sid.partition("/")[2])
-        assert yard.scripts.dispatch(yard.token, [charged(place, worker, "other")]) == held[:1]
+        other = yard.submit(make_request("o", tenant="other"))
+        assert yard.scripts.dispatch(yard.token, [charged(other, worker, "other")]) == held[:1]
 
     @pytest.mark.parametrize("how", ["cancel", "lose", "hand_back"])
     def test_who_runs_no_more_makes_room(self, yard: PlayedYard, worker: str, how: str) -> None:

@@ -24,21 +24,16 @@ from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import SamplingParams
 
 
-def now_ms(yard: PlayedYard) -> int:
-    seconds, micros = yard.connection.time()
-    return int(seconds * 1000 + micros // 1000)
-
-
 def wait_for_time(yard: PlayedYard, window: str) -> None:
     """Wait until the current bucket lasts some seconds more."""
     width = WIDTH[window][1]
-    eventually(lambda: width - now_ms(yard) % width > 3000)
+    eventually(lambda: width - yard.now_ms % width > 3000)
 
 
 def count(yard: PlayedYard, window: str, age: int, tokens: int) -> int:
     """Count tokens in the bucket that is so many older than the current one; its number."""
     mark, width, size = WIDTH[window]
-    number = now_ms(yard) // width - age
+    number = yard.now_ms // width - age
     yard.connection.hset(yard.keys.tenant("acme"), f"{mark}{number % size}", f"{number} {tokens}")
     return number
 
@@ -52,11 +47,11 @@ class TestWindows:
         wait_for_time(yard, window)
         # Given tokens that will have left the window with the next bucket,
         leaves_ms = (count(yard, window, size - 1, 100) + size) * width
-        before_ms = now_ms(yard)
+        before_ms = yard.now_ms
         [answer] = submit(yard)
         # I expect a refusal until then,
         assert answer.code is QUOTA
-        assert leaves_ms - now_ms(yard) <= answer.retry_after_ms <= leaves_ms - before_ms
+        assert leaves_ms - yard.now_ms <= answer.retry_after_ms <= leaves_ms - before_ms
         # and none once they have left.
         yard.connection.delete(yard.keys.tenant("acme"))
         count(yard, window, size, 100)
@@ -68,9 +63,9 @@ class TestWindows:
         for age, tokens in ((12, 5), (6, 50), (1, 45)):
             newest = count(yard, "tokens_per_minute", age, tokens)
         leaves_ms = (newest - 5 + 13) * 5_000
-        before_ms = now_ms(yard)
+        before_ms = yard.now_ms
         [answer] = submit(yard)  # 30 tokens: the first two must leave
-        assert leaves_ms - now_ms(yard) <= answer.retry_after_ms <= leaves_ms - before_ms
+        assert leaves_ms - yard.now_ms <= answer.retry_after_ms <= leaves_ms - before_ms
 
     def test_both_windows_count(self, yard: PlayedYard) -> None:
         limit(yard, tokens_per_minute=10 * EACH, tokens_per_day=2 * EACH)

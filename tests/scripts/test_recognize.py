@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import make_delta, worker_json
+from tests.support.builders import worker_json
 from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.protocol.wire import pack_tokens
-from tokenyard.scripts.answers import Publication, Published, Renewed
+from tokenyard.scripts.answers import Published, Renewed
 
 NOT_LEADER = -1
 
@@ -41,15 +41,13 @@ def test_a_promoted_replica_revokes_every_lease(yard: PlayedYard) -> None:
     held = yard.assign(gone)
     yard.scripts.retire(gone, "crashed", "signal 11")
     running = yard.assign(workers[0])
-    delta = Publication(running, make_delta(running.request.id, 0, [1]))
-    assert yard.scripts.emit(workers[0], [delta]) == [Published.PUBLISHED]
+    assert yard.emit(workers[0], running, [1]) is Published.PUBLISHED
     recognize(yard, "first")
 
     # If the server is a promoted replica, I expect both to be fenced, and an event for the leader,
     assert recognize(yard, "second", was_replica=True) == 2
     assert yard.events()[-1][b"event"] == b"gone"
-    later = Publication(running, make_delta(running.request.id, 1, [2]))
-    assert yard.scripts.emit(workers[0], [later]) == [Published.LEASE_LOST]
+    assert yard.emit(workers[0], running, [2], seq=1) is Published.LEASE_LOST
     renewed = yard.scripts.renew(LONG_MS, [(worker, worker_json()) for worker in workers])
     assert renewed == [Renewed.LOST] * 2
     # their requests to return with their published tokens and no counted crash,

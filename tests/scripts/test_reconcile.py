@@ -6,7 +6,7 @@ import pytest
 
 from tests.scripts.test_hostile_ledgers import NOWHERE
 from tests.scripts.test_invalid_counters import INVALID
-from tests.support.builders import make_delta, make_request, make_result
+from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, QueuedRequest, requests
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.wire import Request, pack_tokens
@@ -14,7 +14,6 @@ from tokenyard.scripts.answers import (
     Cancelled,
     HandedBack,
     LostRequest,
-    Publication,
     Published,
     Reconciled,
     Submitted,
@@ -150,8 +149,7 @@ class TestEnd:
 
     def test_result_has_the_published_tokens(self, yard: PlayedYard, worker: str) -> None:
         request = make_request(stream=True)
-        assignment = yard.assign(worker, request)
-        yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7, 8]))])
+        yard.emit(worker, yard.assign(worker, request), [7, 8])
         yard.connection.xtrim(yard.keys.lane(worker), maxlen=0, approximate=False)
 
         yard.scripts.reconcile(yard.token, of(request, astray(yard)))
@@ -171,8 +169,7 @@ class TestEnd:
 
         assert yard.told_to_cancel(worker) == [assignment.entry]
         assert yard.alone(worker) is None
-        late = Publication(assignment, make_result(request.id, [1]))
-        assert yard.scripts.finish(worker, [late]) == [Published.REPEATED]
+        assert yard.finish(worker, assignment, [1]) is Published.REPEATED
         assert yard.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.STALE
         assert error(yard, request).startswith("ENTRY_LOST")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import framed, make_delta, make_request, make_result
+from tests.support.builders import framed, make_request, make_result
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code, reused
@@ -18,7 +18,7 @@ def die(yard: PlayedYard, request: Request) -> Assignment:
     """Let a request publish a token and fail after a crash; its last attempt."""
     worker = yard.worker()
     assignment = yard.assign(worker, request, alone=True)
-    yard.scripts.emit(worker, [Publication(assignment, make_delta(request.id, 0, [7]))])
+    yard.emit(worker, assignment, [7])
     yard.scripts.retire(worker, "crashed", "signal 11")
     yard.rescue(worker)
     waiting = yard.waiting(request)
@@ -127,7 +127,7 @@ def test_letter_that_reused_an_id_does_not_replace_the_first_request(
     """Given a result, I expect a letter that reused its id to wait until the result expires."""
     request = make_request()
     assignment = yard.assign(worker, request)
-    yard.scripts.finish(worker, [Publication(assignment, make_result(request.id))])
+    yard.finish(worker, assignment)
     pushed = yard.push({"id": request.id, "prompt": "another"})
     yard.scripts.bury(yard.token, "normal", pushed.entry, reused(request.id))
     before = yard.ledger(request)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import make_delta, make_request, make_result
+from tests.support.builders import make_request
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import Assignment, pack_tokens
-from tokenyard.scripts.answers import Publication, Published
+from tokenyard.scripts.answers import Published
 from tokenyard.scripts.leader import RESCUE_HELD
 
 
@@ -17,8 +17,7 @@ def held(assignment: Assignment) -> tuple[str, str, str]:
 
 def test_entries_return_with_their_published_tokens(yard: PlayedYard, worker: str) -> None:
     quiet, streaming = yard.assign(worker), yard.assign(worker, make_request(stream=True))
-    delta = make_delta(streaming.request.id, 0, [0, 7])
-    yard.scripts.emit(worker, [Publication(streaming, delta)])
+    yard.emit(worker, streaming, [0, 7])
     yard.expire(worker)
 
     assert yard.rescue(worker) == 0
@@ -50,8 +49,7 @@ def test_first_call_only_ends_the_lease(
     assert yard.scripts.rescue(yard.token, worker) == 1
 
     assert yard.lane(worker) == [assignment]
-    result = make_result(assignment.request.id)
-    assert yard.scripts.finish(worker, [Publication(assignment, result)]) == [Published.LEASE_LOST]
+    assert yard.finish(worker, assignment) is Published.LEASE_LOST
 
 
 def test_idle_worker_is_forgotten_by_the_first_call(yard: PlayedYard, worker: str) -> None:
@@ -90,8 +88,7 @@ def test_request_that_loses_three_workers_keeps_its_tokens_and_epoch(
     assignment = yard.assign(worker, request)
     sid = assignment.sid
     for seq in range(3):
-        delta = make_delta(request.id, seq, [seq])
-        yard.scripts.emit(worker, [Publication(assignment, delta, epoch=4 + seq)])
+        yard.emit(worker, assignment, [seq], seq=seq, epoch=4 + seq)
         yard.lose(worker)
         worker = yard.worker()
         assignment = yard.place(yard.waiting(request), worker)
@@ -125,7 +122,7 @@ def test_a_retry_has_the_model_of_its_last_worker(yard: PlayedYard, worker: str,
 
 def test_finished_request_is_not_run_again(yard: PlayedYard, worker: str) -> None:
     done, open_ = yard.assign(worker), yard.assign(worker)
-    yard.scripts.finish(worker, [Publication(done, make_result(done.request.id))])
+    yard.finish(worker, done)
     yard.expire(worker)
 
     assert yard.scripts.rescue(yard.token, worker, [held(done), held(open_)]) == 0

@@ -117,16 +117,6 @@ def test_of_concurrent_callers_one_succeeds(yard: PlayedYard) -> None:
     assert len(entries(yard)) == 1
 
 
-def test_signals_are_bounded(yard: PlayedYard) -> None:
-    for epoch in range(1_500):
-        seen = encode_desired(DesiredState(epoch=epoch - 1)) if epoch else b""
-        order = Order(signal="SET_GENERATION_EPOCH", epoch=epoch)
-        assert yard.scripts.signal(order, seen, DesiredState(epoch=epoch))
-
-    assert yard.connection.xlen(yard.keys.control) < 1_200
-    assert yard.connection.xlen(yard.keys.events) < 1_200
-
-
 @pytest.mark.parametrize("scope", ["model:org/größe", "worker:w:1@host", "model:" + "m" * 500])
 def test_a_scope_may_have_any_name(yard: PlayedYard, scope: str) -> None:
     order = Order(signal="PAUSE", scope=scope)

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 import redis
 
-from tests.support.builders import make_request, make_result
+from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, QueuedRequest, requests
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import SamplingParams
-from tokenyard.scripts.answers import Publication, Submitted
+from tokenyard.scripts.answers import Submitted
 from tokenyard.scripts.client import submit
 
 
@@ -66,7 +66,7 @@ def test_known_id_returns_the_state_of_the_first_request(
     assert state() == "waiting"
     assignment = yard.place(waiting, worker)
     assert state() == "assigned"
-    yard.scripts.finish(worker, [Publication(assignment, make_result(waiting.request.id))])
+    yard.finish(worker, assignment)
     assert state() == "completed"
     assert yard.intake("high") == []
     reused = yard.connection.hget(yard.keys.tally, "count:ID_REUSED")

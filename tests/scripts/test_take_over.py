@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import redis
 
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.keys import Keys
 from tokenyard.scripts import Scripts
-from tokenyard.scripts.calls import LostLeadership
 
 LONG_MS = 60_000
 
@@ -32,12 +30,3 @@ def test_running_yard_keeps_its_entries_and_counts(yard: PlayedYard) -> None:
 
     assert [waiting for waiting, _ in yard.intake()] == [entry]
     assert yard.queued_tokens() == queued > 0
-
-
-def test_former_leader_publishes_nothing(yard: PlayedYard) -> None:
-    yard.depose()
-
-    with pytest.raises(LostLeadership):
-        yard.scripts.take_over(yard.token, {"models": "[1]"})
-
-    assert yard.connection.hget(yard.keys.info, "models") is None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import make_delta, make_request, make_result, worker_json
+from tests.support.builders import make_request, worker_json
 from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code, UnknownRequest
 from tokenyard.protocol.replies import Provenance, json_text
 from tokenyard.protocol.wire import Request, request_fields
-from tokenyard.scripts.answers import Publication
 from tokenyard.yard.timeline import Timeline, read_timeline
 
 NAME = "q"
@@ -39,7 +38,7 @@ def test_a_completed_request_has_attempt_and_result(yard: PlayedYard, worker: st
         "timing": json_text({"queue_ms": 1, "engine_ms": 2.0, "first_token_ms": 1.0}),
         "finish_reason": "stop",
     }
-    yard.scripts.finish(worker, [Publication(assignment, make_result(NAME, [1, 2], **said))])
+    yard.finish(worker, assignment, [1, 2], **said)
 
     timeline = explain(yard, request)
 
@@ -71,8 +70,7 @@ def test_a_result_with_epochs_names_them(
     request = make_request(NAME)
     assignment = yard.assign(worker, request)
     made = Provenance("adder", "", "simulated", "1", worker, 1, **epochs)
-    reply = make_result(NAME, [1], provenance=json_text(made))
-    yard.scripts.finish(worker, [Publication(assignment, reply)])
+    yard.finish(worker, assignment, [1], provenance=json_text(made))
 
     assert texts(explain(yard, request)).endswith(f"with adder on simulated 1{said}")
 
@@ -80,8 +78,7 @@ def test_a_result_with_epochs_names_them(
 def test_lost_workers_are_earlier_attempts(yard: PlayedYard) -> None:
     request = make_request(NAME, stream=True)
     first, second = yard.worker("first"), yard.worker("second")
-    assignment = yard.assign(first, request)
-    yard.scripts.emit(first, [Publication(assignment, make_delta(NAME, 0, [1, 2, 3]))])
+    yard.emit(first, yard.assign(first, request), [1, 2, 3])
     yard.scripts.retire(first, "lost", "killed by signal 9")
     yard.rescue(first)
     yard.place(yard.waiting(request), second)
@@ -102,12 +99,11 @@ def test_what_the_fence_refused_is_told_with_worker_attempt_and_count(yard: Play
     first, second = yard.worker("first"), yard.worker("second")
     assignment = yard.assign(first, request)
     yard.scripts.retire(first, "lost", "killed by signal 9")
-    late = [Publication(assignment, make_delta(NAME, 0, [1]))]
-    yard.scripts.emit(first, late)
+    yard.emit(first, assignment, [1])
     assert f"attempt 1: the fence refused tokens of {first}\n" in texts(explain(yard, request))
     yard.rescue(first)
     yard.place(yard.waiting(request), second)
-    yard.scripts.finish(second, [Publication(assignment, make_result(NAME))])
+    yard.finish(second, assignment)
 
     timeline = explain(yard, request)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import make_result
 from tests.support.yard import PlayedYard, QueuedRequest
-from tokenyard.scripts.answers import Dispatched, Publication, Published
+from tokenyard.scripts.answers import Dispatched, Published
 
 
 def put_on_trial(yard: PlayedYard, worker: str, count: int) -> list[QueuedRequest]:
@@ -73,8 +72,7 @@ class TestDispatch:
         put_on_trial(yard, worker, 2)
         mark, first = yard.alone(worker), yard.lane(worker)[0]
 
-        result = Publication(first, make_result(first.request.id))
-        assert yard.scripts.finish(worker, [result]) == [Published.PUBLISHED]
+        assert yard.finish(worker, first) is Published.PUBLISHED
 
         assert yard.alone(worker) == mark
 

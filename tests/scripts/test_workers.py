@@ -7,7 +7,7 @@ import pytest
 from tests.support.builders import worker_json
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.worker_info import WorkerTotals
-from tokenyard.scripts.answers import Dispatched, Renewed
+from tokenyard.scripts.answers import Renewed
 from tokenyard.scripts.worker import RETIRE_UNKNOWN
 
 
@@ -16,24 +16,19 @@ def lease(yard: PlayedYard, worker: str) -> float | None:
     return None if score is None else float(score)
 
 
-def now_ms(yard: PlayedYard) -> float:
-    seconds, micros = yard.connection.time()
-    return seconds * 1000 + micros / 1000
-
-
 def roster(yard: PlayedYard) -> dict[str, bytes]:
     found = yard.connection.hgetall(yard.keys.workers)
     return {worker.decode(): info for worker, info in found.items()}
 
 
 def test_worker_joins_with_a_lease_by_the_servers_clock(yard: PlayedYard) -> None:
-    before = now_ms(yard)
+    before = yard.now_ms
 
     worker = yard.scripts.register("host-0", 30_000, worker_json("host-0"))
 
     assert worker == "host-0.1"
     assert roster(yard) == {worker: worker_json("host-0")}
-    assert before + 29_999 <= lease(yard, worker) <= now_ms(yard) + 30_000
+    assert before + 30_000 <= lease(yard, worker) <= yard.now_ms + 30_000
     assert yard.events()[-1] == {b"event": b"joined", b"worker": b"host-0.1"}
 
 
@@ -49,7 +44,7 @@ def test_renewing_extends_the_lease_and_refreshes_the_roster(yard: PlayedYard) -
 
     assert yard.scripts.renew(60_000, [(worker, draining)]) == [Renewed.HELD]
 
-    assert lease(yard, worker) > now_ms(yard) + 50_000
+    assert lease(yard, worker) > yard.now_ms + 50_000
     assert roster(yard)[worker] == draining
 
 
@@ -129,21 +124,6 @@ def test_a_lost_lease_does_not_affect_the_renewal_of_others(yard: PlayedYard) ->
 
     assert answers == [Renewed.HELD, Renewed.LOST, Renewed.HELD]
     assert yard.scripts.renew(60_000, []) == []
-
-
-@pytest.mark.parametrize(("why", "score"), [("left", -1), ("lost", 0)])
-def test_busy_worker_leaves_its_entries_to_the_rescuer(
-    yard: PlayedYard, worker: str, why, score: int
-) -> None:
-    held = [yard.assign(worker) for _ in range(2)]
-
-    assert yard.scripts.retire(worker, why) == 2
-
-    assert lease(yard, worker) == score
-    assert yard.lane(worker) == held
-    assert yard.events()[-1][b"event"] == b"gone"
-    waiting = yard.submit()
-    assert yard.scripts.dispatch(yard.token, [waiting.to(worker)]) == [Dispatched.CLOSED]
 
 
 def test_retiring_an_unknown_worker_changes_nothing(yard: PlayedYard, worker: str) -> None:

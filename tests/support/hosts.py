@@ -132,3 +132,12 @@ class Host:
 def seconds_since(unix_ms: int) -> float:
     """Seconds since a time."""
     return time.time() - unix_ms / 1000
+
+
+def processes(options: dict[str, object]) -> int:
+    """How many processes a host with these options has."""
+    slots, spares, sleepers = (
+        int(str(options.get(name, at_least)))
+        for name, at_least in (("slots", 1), ("spares", 0), ("sleepers", 0))
+    )
+    return slots * (1 + sleepers) + spares

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import redis
@@ -21,6 +21,7 @@ from tokenyard.protocol.keys import INTAKE_CLASSES, Keys, PriorityClass
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.replies import Reply, decode_replies, decode_reply
 from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.wire import Assignment, Request, request_fields
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 from tokenyard.protocol.yard import Yard
@@ -56,9 +57,21 @@ class Lanes(Yard):
         self._coordinators: list[Coordinator] = []
         self._stack.callback(self.connection.close)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Stop the coordinators that this object started."""
         self._stack.close()
+
+    @property
+    def now_ms(self) -> int:
+        """The server's time."""
+        told: Any = self.connection.time()
+        return unix_ms(told)
 
     def settings(self, **values: Any) -> CoordinatorSettings:
         """Settings of a coordinator of this yard that stops quickly."""

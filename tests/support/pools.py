@@ -206,16 +206,23 @@ class Theatre:
         return leader
 
 
+class PlayedServer:
+    """Starts processes that the test plays."""
+
+    Pipe = staticmethod(multiprocessing.Pipe)
+    Process = PlayedProcess
+
+
+def play_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pools start processes that the test plays."""
+    monkeypatch.setattr(worker.host.process_handle, "_server", PlayedServer)
+    monkeypatch.setattr("worker.host.pool.preload", lambda modules: None)
+
+
 @contextmanager
 def theatre(monkeypatch: pytest.MonkeyPatch, **values: Any) -> Iterator[Theatre]:
     """A started pool, which is stopped after the test."""
-
-    class PlayedServer:
-        Pipe = staticmethod(multiprocessing.Pipe)
-        Process = PlayedProcess
-
-    monkeypatch.setattr(worker.host.process_handle, "_server", PlayedServer)
-    monkeypatch.setattr("worker.host.pool.preload", lambda modules: None)
+    play_processes(monkeypatch)
     monkeypatch.setattr("random.random", lambda: 1.0)  # pauses without jitter
     played = Theatre(**values)
     try:

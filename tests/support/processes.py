@@ -85,6 +85,13 @@ class Program:
         """Send the program a signal."""
         self._process.send_signal(number)
 
+    def suspend(self) -> list[psutil.Process]:
+        """Suspend the program and its workers; which they are, in this order."""
+        processes = [psutil.Process(self.pid), *self.children()]
+        for process in processes:
+            process.suspend()
+        return processes
+
     def wait(self, timeout_s: float = START_S) -> int:
         """Wait for the end of the program; its exit status."""
         return self._process.wait(timeout_s)
@@ -209,11 +216,11 @@ class Plant:
         defaults: dict[str, object] = {"engine": "simulated", "model_name": "sim", "name": "w"}
         return self._start("worker", {**defaults, "backoff_s": 0.1, **options})
 
-    def serve(self, **options: object) -> Program:
-        """Start a coordinator and a controller with these options, and wait until it serves."""
+    def up(self, **options: object) -> Program:
+        """Start a coordinator and a controller; the controller, once all its workers serve."""
         self.coordinator()
         controller = self.worker(**options)
-        self.wait_for_workers(1)
+        self.wait_for_workers(int(str(options.get("slots", 1))))
         return controller
 
     def write(self, name: str, text: str) -> Path:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tests.support.builders import make_assignment, make_request
-from tests.support.processes import Answer, Plant
+from tests.support.processes import ANSWER_S, Answer, Plant
 from tests.support.waiting import eventually
+from tokenyard import Handle
 from tokenyard.protocol.wire import Request, SamplingParams
 from worker.engines import Finished
 from worker.engines.simulated.engine import SimulatedEngine
@@ -46,6 +47,15 @@ def check_exact(
     return answers
 
 
+def check_handles(handles: Sequence[Handle], prompts: Sequence[list[int]], max_tokens: int) -> None:
+    """Check that a client's streams have the tokens of an undisturbed run, each once."""
+    params = SamplingParams(max_tokens=max_tokens)
+    for prompt, handle in zip(prompts, handles, strict=True):
+        tokens = handle.result(ANSWER_S).tokens
+        assert tokens == expected(make_request(tokens=prompt, params=params))
+        assert [token for delta in handle for token in delta.tokens] == tokens
+
+
 def check_beginning(plant: Plant, request: Request) -> Answer:
     """Check an incomplete request: one result, whose tokens are a prefix of the expected ones."""
     answer = plant.answer(request.id)
@@ -65,6 +75,21 @@ def attempts(answers: Sequence[Answer]) -> list[int]:
 def wait_mid_stream(plant: Plant, requests: Sequence[Request], least: int = 3) -> None:
     """Wait until all of the streams have published some tokens."""
     eventually(lambda: all(plant.published(request.id) >= least for request in requests))
+
+
+def begun(plant: Plant, count: int, max_tokens: int = 150, **fields: object) -> list[Request]:
+    """Submit streams; they, once all of them have published some tokens."""
+    requests = streams(count, max_tokens, **fields)
+    plant.push_all(requests)
+    wait_mid_stream(plant, requests)
+    return requests
+
+
+def check_serves(plant: Plant, count: int = 2) -> list[Answer]:
+    """Check that the yard serves new streams; their answers."""
+    requests = streams(count, max_tokens=5)
+    plant.push_all(requests)
+    return check_exact(plant, requests)
 
 
 def held_by(plant: Plant, requests: Sequence[Request], worker: str) -> list[Request]:

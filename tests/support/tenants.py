@@ -148,16 +148,6 @@ def tenants(ids: Sequence[str]) -> Counter[str]:
 
 
 @contextmanager
-def tenant_yard(url: str) -> Iterator[TenantYard]:
-    """A yard until the block ends."""
-    yard = TenantYard(url)
-    try:
-        yield yard
-    finally:
-        yard.close()
-
-
-@contextmanager
 def commands(yard: TenantYard) -> Iterator[Callable[[], list[str]]]:
     """The names of the commands that anybody sends to the server in the meantime."""
     with yard.connection.monitor() as monitor:

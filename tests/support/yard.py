@@ -10,7 +10,13 @@ from typing import Any
 import msgspec
 import redis
 
-from tests.support.builders import make_request, random_name, worker_json
+from tests.support.builders import (
+    make_delta,
+    make_request,
+    make_result,
+    random_name,
+    worker_json,
+)
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys, PriorityClass
@@ -20,7 +26,7 @@ from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.wire import Assignment, Request
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
-from tokenyard.scripts.answers import Answered, Dispatched, Move, Submitted
+from tokenyard.scripts.answers import Answered, Dispatched, Move, Publication, Published, Submitted
 from tokenyard.scripts.calls import destination
 from tokenyard.scripts.client import waits_at
 
@@ -121,6 +127,22 @@ class PlayedYard(Yard):
     ) -> Assignment:
         """Submit a request and move it onto a worker's lane; the assignment."""
         return self.place(self.submit(request), worker, alone=alone)
+
+    def emit(
+        self, worker: str, held: Assignment, tokens: Sequence[int], seq: int = 0, **epoch: int
+    ) -> Published:
+        """Publish a delta of ``tokens`` behind ``seq`` others."""
+        delta = Publication(held, make_delta(held.request.id, seq, tokens), **epoch)
+        (code,) = self.scripts.emit(worker, [delta])
+        return code
+
+    def finish(
+        self, worker: str, held: Assignment, tokens: Sequence[int] = (), **fields: Any
+    ) -> Published:
+        """Publish a result."""
+        result = Publication(held, make_result(held.request.id, tokens, **fields))
+        (code,) = self.scripts.finish(worker, [result])
+        return code
 
     def answer(
         self,
