@@ -44,7 +44,7 @@ def serve(settings: GatewaySettings) -> NoReturn:
 async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     from gateway.announcements import OwnRules
     from gateway.app import Gateway
-    from gateway.batches.storage import open_storage
+    from gateway.batches.files import open_storage
     from gateway.frontend.models import FrontEnds
     from gateway.http.board import open_board
     from gateway.http.connection import GatewayConnection

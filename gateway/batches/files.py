@@ -14,16 +14,23 @@ import re
 import secrets
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
+from gateway.batches.folder import FolderStorage
 from gateway.batches.parts import beside
 from gateway.batches.storage import Storage, Upload
 from gateway.http.errors import GatewayError
 from tokenyard import clock
+from tokenyard.process.extras import how_to_install
+from tokenyard.protocol.errors import SettingsError
+
+if TYPE_CHECKING:
+    from gateway.batches.s3 import S3Storage
 
 PREFIX: Final = "file-"
 _ID: Final = re.compile(PREFIX + "[0-9a-f]{32}")
@@ -190,3 +197,21 @@ def no_file(file_id: str, param: str = "file_id") -> GatewayError:
     """The error for an id that names no file of this tenant."""
     message = f"No such File object: {file_id[:80]!r}"
     return GatewayError(404, message, param=param, kind="invalid_request_error")
+
+
+def open_storage(files_dir: Path | None, files_url: str) -> Storage | None:
+    """The storage that the settings name; None where they name none."""
+    if files_url:
+        return open_bucket(files_url)
+    if files_dir is not None:
+        return FolderStorage(files_dir)
+    return None
+
+
+def open_bucket(url: str) -> S3Storage:
+    """The storage of a URL; raises `SettingsError` where the extra for it is missing."""
+    try:
+        from gateway.batches.s3 import S3Storage
+    except ImportError as error:
+        raise SettingsError([f"{url}: {how_to_install(error) or error}"]) from error
+    return S3Storage(url)

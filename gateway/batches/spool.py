@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.batches.files import open_bucket
 from gateway.batches.parts import (
     Part,
     Piece,
@@ -29,7 +30,6 @@ from gateway.batches.parts import (
     part_number,
     read_part,
 )
-from gateway.batches.storage import open_bucket
 from tokenyard import clock
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.rq.jobs import FOLDER_PREFIX

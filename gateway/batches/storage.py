@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
-
-from tokenyard.process.extras import how_to_install
-from tokenyard.protocol.errors import SettingsError
-
-if TYPE_CHECKING:
-    from gateway.batches.s3 import S3Storage
+from typing import Final, Protocol
 
 S3_SCHEME: Final = "s3://"
 
@@ -71,23 +64,3 @@ class Storage(Protocol):
 
     def location(self, name: str) -> str:
         """Path or URL of an object, by which a batch worker finds it."""
-
-
-def open_storage(files_dir: Path | None, files_url: str) -> Storage | None:
-    """The storage that the settings name; None where they name none."""
-    if files_url:
-        return open_bucket(files_url)
-    if files_dir is not None:
-        from gateway.batches.folder import FolderStorage
-
-        return FolderStorage(files_dir)
-    return None
-
-
-def open_bucket(url: str) -> S3Storage:
-    """The storage of a URL; raises `SettingsError` where the extra for it is missing."""
-    try:
-        from gateway.batches.s3 import S3Storage
-    except ImportError as error:
-        raise SettingsError([f"{url}: {how_to_install(error) or error}"]) from error
-    return S3Storage(url)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.batches.files import open_storage
 from gateway.batches.folder import FolderStorage
-from gateway.batches.storage import Storage, open_storage
+from gateway.batches.storage import Storage
 from tests.support.s3 import needs_s3
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
