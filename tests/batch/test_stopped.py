@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rq import Retry
 
-from tests.batch.conftest import ENDS_S, BatchYard, completion
+from tests.batch.conftest import ENDS_S, BatchYard, RqYard, WriteLines, completion
 from tests.batch.interrupted import Moment
 from tests.batch.running import wait_for_waiting_workers
 from tests.cli.running import Command
 from tests.support.servers import Server
 from tests.support.waiting import eventually
+from tokenyard.batch.asking import Ending
+from tokenyard.batch.opening import OpenJob
+from tokenyard.batch.rq import work
+from tokenyard.batch.rq.jobs import JobOrder
+from tokenyard.batch.rq.work import Stopped, WorkerContext
+from tokenyard.batch.state import BatchSpec
 from tokenyard.broker.connection import open_connection
 
 PROGRAM = "tests.batch.interrupted"
@@ -32,6 +44,48 @@ def test_a_worker_that_is_stopped_as_it_forks_hands_its_job_back(yard: BatchYard
     assert yard.work(program=(PROGRAM, Moment.FORKED)).wait(ENDS_S) == 0
     waiting = yard.seen(job)
     assert (waiting["rq_status"], waiting["retries_left"]) == ("queued", 5)
+
+
+class Ignoring:
+    """Is stopped, and ignores what that raises, as Python does in a destructor."""
+
+    def __init__(self) -> None:
+        self._is_interrupted = threading.Event()
+
+    def answers(self, check: Callable[[], None]) -> Iterator[Any]:
+        with contextlib.suppress(Stopped):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert self._is_interrupted.wait(ENDS_S)
+        check()
+        yield from ()
+
+    def interrupt(self) -> None:
+        self._is_interrupted.set()
+
+    def cancel(self) -> None: ...
+
+
+def test_a_job_that_has_ignored_its_stop_ends(
+    valkey_broker: Server,
+    worker_context: None,
+    monkeypatch: pytest.MonkeyPatch,
+    write_lines: WriteLines,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(WorkerContext, "is_stopping", False)
+    rq_yard = RqYard(valkey_broker.url)
+    monkeypatch.setattr(WorkerContext, "url", valkey_broker.url)
+    monkeypatch.setattr(WorkerContext, "yard", rq_yard.yard)
+    source = write_lines("in.jsonl", [completion(1)])
+    spec = BatchSpec(input=str(source), output=str(tmp_path / "out.jsonl"))
+    job = rq_yard.queue.find(rq_yard.queue.enqueue(JobOrder(spec=spec)).id)
+    monkeypatch.setattr(work, "get_current_job", lambda: job)
+
+    @contextlib.contextmanager
+    def asking(_job: OpenJob, _ending: Ending) -> Iterator[Ignoring]:
+        yield Ignoring()
+
+    assert isinstance(work.carry_out(job.order, asking), Retry)
 
 
 @pytest.mark.long

@@ -42,12 +42,16 @@ class Stopped(BaseException):
     """The worker is being stopped; not an `Exception`, so that no handler catches it."""
 
 
+class StopIgnored(Exception):
+    """The worker is being stopped, and something in the job has ignored `Stopped`."""
+
+
 class WorkerContext:
     """The yard of this worker; set before RQ forks, so that the child inherits it."""
 
     url = ""
     yard = ""
-    is_stopping = False  # in the child: SIGTERM came before the job itself runs
+    is_stopping = False  # in the child: SIGTERM has come
     #: For batches of gateways, as a gateway has them.
     model_paths: ClassVar[Mapping[str, str]] = {}
     trust_remote_code = False
@@ -123,6 +127,8 @@ class _Try:
                 lock_within_s=_LOCK_WITHIN_S,
             )
             publish()
+        except StopIgnored:
+            raise Stopped from None
         except Exception as error:
             self._failed(error)
             raise
@@ -139,6 +145,9 @@ class _Try:
         untyped.save_meta()
 
     def _is_cancelled(self) -> bool:
+        """Another thread calls it, and raises the error in that of the job."""
+        if WorkerContext.is_stopping:  # Python ignores what is raised in a destructor
+            raise StopIgnored
         return bool(self._job.connection.hexists(self._job.key, CANCEL_FIELD))
 
     def _update(self, progress: Progress) -> None:
@@ -193,6 +202,7 @@ def _stoppable() -> Iterator[None]:
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        WorkerContext.is_stopping = True
         raise Stopped
 
     before = signal.signal(signal.SIGTERM, stop)
