@@ -45,13 +45,28 @@ class DirectRedis(redis.Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send a command and read its answer, with the connection's retries."""
-        if not self.is_direct or options.keys() - {"keys"}:  # only redis-py's cache uses these
+        if not self.is_direct:
             run: Any = super().execute_command
             return run(*args, **options)
-        [answer] = ask_all(self, [args])
+        options.pop("keys", None)  # only redis-py's cache uses it
+        connection = self.take()
         callbacks: Any = self.response_callbacks
         read = callbacks.get(args[0])
-        return read(answer) if read else answer
+        try:
+            command = _packed(connection, args)
+
+            def ask() -> Any:
+                sock = _socket_of(connection)
+                if options or sock is None:
+                    connection.send_packed_command(command)
+                    return parse(connection, args[0], **options)
+                [answer] = _talk(connection, sock, command, 1)
+                return read(answer) if read else answer
+
+            parse: Any = self.parse_response
+            return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
+        finally:
+            self.give_back(connection)
 
     @property
     def is_direct(self) -> bool:
@@ -98,7 +113,7 @@ def ask_all(client: redis.Redis, commands: Sequence[tuple[Any, ...]]) -> list[An
             sock = _socket_of(connection) if direct else None
             if sock is None:
                 return _ask_in_turn(connection, packed, len(commands))
-            return _talk(connection, sock, packed, len(commands))
+            return _talk(connection, sock, [packed], len(commands))
 
         retry: Any = connection.retry
         answers: list[Any] = retry.call_with_retry(ask, lambda _: connection.disconnect())
@@ -116,10 +131,11 @@ def _socket_of(connection: Any) -> Any:
     return connection._sock if is_plain else None  # noqa: SLF001 - redis-py has no public way
 
 
-def _talk(connection: Any, sock: Any, packed: bytes, count: int) -> list[Any]:
+def _talk(connection: Any, sock: Any, packed: Sequence[bytes], count: int) -> list[Any]:
     """Send commands and read their answers over the socket; raises redis-py's errors."""
     try:
-        sock.sendall(packed)
+        for part in packed:
+            sock.sendall(part)
         read = connection._parser.read_response  # noqa: SLF001 - redis-py has no public way
         answers = [read() for _ in range(count)]
     except OSError as error:
@@ -138,15 +154,11 @@ def _talk(connection: Any, sock: Any, packed: bytes, count: int) -> list[Any]:
 def _ask_in_turn(connection: Any, packed: bytes, count: int) -> list[Any]:
     """`_talk` for a connection that overrides `read_response`, or that is not open yet."""
     connection.send_packed_command([packed])
-    answers: list[Any] = []
     try:
-        while len(answers) < count:
-            answers.append(connection.read_response())
-    except BaseException as error:
-        if len(answers) < count - 1 or not isinstance(error, redis.ResponseError):
-            connection.disconnect()  # with the answers that were not read
+        return [connection.read_response() for _ in range(count)]
+    except BaseException:
+        connection.disconnect()  # with the answers that were not read
         raise
-    return answers
 
 
 def _packed(connection: Any, args: tuple[Any, ...]) -> Sequence[bytes]:
