@@ -89,7 +89,7 @@ class WorkerProcess:
         self._pipe_lock = threading.Lock()
         self._inbox: queue.SimpleQueue[ToProcess] = queue.SimpleQueue()
         self._loop: EngineLoop | None = None
-        self._stats = RunningStats()
+        self._stats = RunningStats(has_readers=bool(settings.metrics_port))
         self._backend: Backend | None = None
         self._loads = 0  # loads that were tried
         self.is_warm = False  # has completed its warm-up

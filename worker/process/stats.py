@@ -37,7 +37,9 @@ _FAILURES: Final = (RequestError, Expired)
 class RunningStats:
     """The counters of a worker process; thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_readers: bool = True) -> None:
+        """Without ``has_readers`` only the roster's numbers are counted."""
+        self._has_readers = has_readers
         self.error = ""  # the engine's last error
         self._lock = threading.Lock()
         self._counts = PublishedCounts()
@@ -71,7 +73,8 @@ class RunningStats:
                 tokens += max(0, made - max(run.seq, run.counted))
                 if _came_at_once(run, outcome):
                     self._ttft.observe(_whole_s(run, now))
-                self._note_end(run, outcome, made, now)
+                if self._has_readers:
+                    self._note_end(run, outcome, made, now)
             self._count(tokens)
 
     def note_made(self, made: Iterable[tuple[Run, int]]) -> None:

@@ -88,7 +88,7 @@ def test_results_are_counted_by_class_also_those_of_tenants(sid: str) -> None:
 def test_times_to_the_first_token_are_counted_by_bucket(fake_clock: FakeClock) -> None:
     fake_clock.advance(1000.0)
     now = fake_clock.monotonic()
-    tally = RunningStats()
+    tally = RunningStats(has_readers=False)
     # Given streams whose first token came after 3 ms, 0.3 s and 1000 s
     for took_s in (0.003, 0.3, 1000.0):
         tally.note_first(Run(make_assignment(), now - took_s), now)
@@ -137,3 +137,15 @@ def test_another_incarnation_counts_from_zero() -> None:
     tally.begin()
 
     assert tally.now() == WorkerTotals()
+
+
+def test_details_are_kept_only_for_readers() -> None:
+    run = Run(make_assignment(), 0.0)
+    unread, read = RunningStats(has_readers=False), RunningStats()
+    for tally in (unread, read):
+        tally.begin("sim")
+        publish(tally, run, finished(1, 2))
+
+    assert unread.now() == read.now() == WorkerTotals(finished=1, tokens=2)
+    assert not unread.counts().results
+    assert read.counts().results == {("sim", "normal", "completed"): 1}
