@@ -64,12 +64,12 @@ class Entry(Struct, frozen=True):
     @property
     def digest(self) -> str:
         """Distinguishes requests of the same id; a retry needs none, it is in the ledger."""
-        return "" if self.is_retry else entry_digest(self.fields)
+        return "" if self.intake == "retry" else entry_digest(self.fields)
 
     @property
     def published(self) -> bytes:
         """Tokens that the readers of a retry have seen, packed."""
-        return self.fields.get(b"published", b"") if self.is_retry else b""
+        return self.fields.get(b"published", b"") if self.intake == "retry" else b""
 
 
 class WakeupEvent(Struct, frozen=True):

@@ -33,7 +33,7 @@ class PendingRequest:
     id: str
     local_text: LocalText | None
     heard_at: float
-    checked_at: float = field(init=False)
+    checked_at: float = 0.0
     #: Digest of the request; empty where it is not known.
     digest: str = ""
     #: Where it is known to be, beside the server's memory.
@@ -55,9 +55,6 @@ class PendingRequest:
     needs_tokens: bool = False
     #: Called after each update, by the thread that reads replies; must be quick and not raise.
     listeners: list[Listener] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.checked_at = self.heard_at
 
     @property
     def is_over(self) -> bool:

@@ -65,7 +65,7 @@ class ReplyRouter:
 
     def open(self, request_id: str, local_text: LocalText | None, now: float) -> PendingRequest:
         """Follow a request; its replies may come before it counts as submitted."""
-        pending = PendingRequest(request_id, local_text, now)
+        pending = PendingRequest(request_id, local_text, now, now)
         self._open[request_id] = pending
         if request_id in self._unclaimed:
             for reply in self._claim(request_id):
