@@ -161,11 +161,6 @@ class MapWindow:
 
         Raises the error of a request that has ended without a result.
         """
-        for numbered in self._ready():
-            yield numbered
-            self._note_progress()
-
-    def _ready(self) -> Iterator[tuple[int, Result]]:
         while self._over:
             pending = self._over.popleft()
             index = self._indexes.pop(pending, None)
@@ -176,15 +171,18 @@ class MapWindow:
                     self._results[index] = pending.result()
                 else:
                     yield index, pending.result()
+                    self._note_progress()
                 index = earlier
         if not self._ordered:
             while self._results:
                 index = next(iter(self._results))
                 yield index, self._results.pop(index)
+                self._note_progress()
         while self._next_out in self._results:
             index = self._next_out
             self._next_out += 1
             yield index, self._results.pop(index)
+            self._note_progress()
 
     def _note_progress(self) -> None:
         self._give_up = clock.monotonic() + self._timeout_s
