@@ -168,9 +168,9 @@ class Gateway:
         board = self._board if is_of_board(path) else None
         if board is None:  # it has a guard of its own
             self._refuse_other_sites(call.scope, call.headers)
-        route = endpoint.routes.get(method) if endpoint else None
-        if route is not None and route.is_open:
-            await self._router.handler(route)(call)
+        route, handler = (endpoint and endpoint.served.get(method)) or (None, None)
+        if route is not None and handler is not None and route.is_open:
+            await handler(call)
             return
         if self.is_draining:
             raise stopping()
@@ -179,9 +179,9 @@ class Gateway:
             return
         self._router.redirect(call.scope)
         principal = await self._principals.find(call.headers)
-        if route is None:
+        if handler is None:
             raise self._router.refusal(method, path)
-        await self._router.handler(route)(replace(call, principal=principal))
+        await handler(replace(call, principal=principal))
 
     def _refuse_other_sites(self, scope: Scope, headers: Headers) -> None:
         is_tls = scope["scheme"] == "https"

@@ -28,9 +28,10 @@ from coordinator.routing.queued_request import (
 )
 from tokenyard.protocol.digest import entry_recipe
 from tokenyard.protocol.errors import Code, quota_exceeded
-from tokenyard.protocol.keys import is_tenant
+from tokenyard.protocol.keys import is_tenant, split_intake
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.streams import position
 from tokenyard.protocol.texts import counted, did_you_mean
 from tokenyard.protocol.wire import Refused, Request, SamplingParams, Unanswerable
 from tokenyard.protocol.worker_info import OutputDefaults
@@ -69,10 +70,10 @@ class Admission:
         if not isinstance(request, Request):
             return request
         recipe, tokens = entry_recipe(fields), prompt_tokens(request, fields)
-        # A retry goes on with the model that it began with, even if another is the only one now.
-        name = request.model or entry.base_model
-        model = self._models.base_of(name)
         history = read_history(fields) if entry.is_retry else None
+        # A retry goes on with the model that it began with, even if another is the only one now.
+        name = request.model or (history.base_model if history else "")
+        model = self._models.base_of(name)
         if refused := self._refusal(entry, request, model, history):
             return refused
         shift_ms = self._shift_of(entry.intake, entry.id)
@@ -83,20 +84,21 @@ class Admission:
         else:
             digest = recipe.digest_of(request)
         own = self._models.defaults.get(name or self._models.only)
+        client = sys.intern(request.client)
         return QueuedRequest(
             intake=entry.intake,
             entry=entry.id,
             id=request.id,
-            client=sys.intern(request.client),
-            takes_turns=self._takes_turns,
+            client=client,
+            turn=client if self._takes_turns else "",
             reply_to=sys.intern(request.reply_to),
             result_ttl_s=request.result_ttl_s,
             deadline_ms=None if request.deadline_ms is None else request.deadline_ms + shift_ms,
             is_shifted=shift_ms != 0,
             model=model,
             tokens=tokens,
-            # An id of the future means that it came now.
-            since_ms=min(entry.at_ms, now_ms),
+            # Clients may choose the ids of entries; an id of the future means that it came now.
+            since_ms=min(position(entry.id)[0], now_ms),
             not_before_ms=not_before_ms,
             trial=trial,
             published=published,
@@ -119,7 +121,7 @@ class Admission:
             hint = did_you_mean(request.model, served)
             message = f"model: {request.model or 'none given'}; served: {', '.join(served)}{hint}"
             return refuse(request, Code.MODEL_UNAVAILABLE, message)
-        owner = entry.tenant
+        _, owner = split_intake(entry.intake)
         if owner and owner != request.tenant:
             message = f"tenant: {request.tenant or 'none'} in the intake of {owner}"
             return refuse(request, Code.INVALID_REQUEST, message)
@@ -199,6 +201,7 @@ class History:
     published: int = 0  # tokens that its readers have seen
     choices: int = 0  # of how many of them the choice is known, where there are several choices
     trial: int | None = None
+    base_model: str = ""  # of the worker that it was taken back from; "" where it is not known
 
     def trial_size(self, limits: CoordinatorSettings) -> int | None:
         """The most suspects it may run with, itself included; 0: alone; None: it is no suspect.
@@ -238,6 +241,7 @@ def read_history(fields: Mapping[bytes, bytes]) -> History:
         published=len(fields.get(b"published", b"")) // 4,
         choices=len(fields.get(b"choices", b"")),
         trial=_count(fields, b"trial") if b"trial" in fields else None,
+        base_model=fields.get(b"base_model", b"").decode(errors="replace"),
     )
 
 

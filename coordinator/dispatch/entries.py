@@ -8,8 +8,6 @@ from typing import Final
 from msgspec import Struct
 
 from tokenyard.protocol.digest import entry_digest
-from tokenyard.protocol.keys import split_intake
-from tokenyard.protocol.streams import position
 from tokenyard.protocol.wire import SYSTEM_FIELDS
 
 Fields = Mapping[bytes, bytes]
@@ -37,16 +35,6 @@ class Entry(Struct, frozen=True):
         return self.intake == "retry"
 
     @property
-    def tenant(self) -> str:
-        """The tenant of its intake; "" where that is a common one."""
-        return split_intake(self.intake)[1]
-
-    @property
-    def at_ms(self) -> int:
-        """When it was added by its id, which clients may choose (unix time)."""
-        return position(self.id)[0]
-
-    @property
     def size(self) -> int:
         """Bytes as its client gave it, without the fields that the system added."""
         fields = self.fields
@@ -55,11 +43,6 @@ class Entry(Struct, frozen=True):
             added = SYSTEM_FIELDS & fields.keys()
             size -= sum(len(name) + len(fields[name]) for name in added)
         return size
-
-    @property
-    def base_model(self) -> str:
-        """That of the worker that a retry was taken back from; "" where it is not known."""
-        return self.fields.get(b"base_model", b"").decode(errors="replace") if self.is_retry else ""
 
     @property
     def digest(self) -> str:

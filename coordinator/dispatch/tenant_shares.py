@@ -197,16 +197,6 @@ class TenantShares:
         self._weigh_limit(tenant)
 
 
-def service_gap(charge: float, error: float, places: int, batch: int = 1) -> float:
-    """How far apart the service of two waiting tenants may be, at most; see docs/tenants.md.
-
-    ``charge`` is the largest one, ``error`` the most that a request can use beyond or below it,
-    both by the smaller of the weights; ``places`` are those on all lanes of their model. ``batch``
-    is the size of a plan where tenants join the line while it is carried out.
-    """
-    return batch * charge + places * error
-
-
 class HeldTenants:
     """Their names, the one that was looked at longest ago first."""
 

@@ -96,7 +96,7 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
     entry: str
     id: str
     client: str = DEFAULT_CLIENT
-    takes_turns: bool = True  # with other clients; False: only the order of arrival counts
+    turn: str = ""  # who has a turn with it: its client, unless only the order of arrival counts
     reply_to: str = ""
     result_ttl_s: int = DEFAULT_RESULT_TTL_S
     deadline_ms: int | None = None  # unix time
@@ -112,11 +112,6 @@ class QueuedRequest(Struct, frozen=True, kw_only=True, gc=False):
     digest: str = ""  # see `tokenyard.protocol.digest`; a retry needs none
     tenant: str = ""
     max_output: int = 0  # most tokens that may be generated
-
-    @property
-    def turn(self) -> str:
-        """Who has a turn with it."""
-        return self.client if self.takes_turns else ""
 
     @property
     def is_stray(self) -> bool:

@@ -99,11 +99,11 @@ class Routes:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A path that is served, with its routes by their methods."""
+    """A path that is served, with the routes and handlers of its methods."""
 
     path: str
     pattern: re.Pattern[str]
-    routes: dict[str, Route] = field(default_factory=dict)
+    served: dict[str, tuple[Route, Handler]] = field(default_factory=dict)
 
 
 class Router:
@@ -115,19 +115,18 @@ class Router:
 
     def __init__(self) -> None:
         self._endpoints: dict[str, Endpoint] = {}
-        self._handlers: dict[Route, Handler] = {}
 
     @property
     def routes(self) -> Sequence[Route]:
         """All routes."""
-        return list(self._handlers)
+        return [one for end in self._endpoints.values() for one, _ in end.served.values()]
 
     def add(self, routes: Iterable[Route], handler_of: Callable[[str], Handler]) -> None:
         """Serve routes with the handlers of their names."""
         for one in routes:
             pattern, path, _ = compile_path(one.path)
-            self._endpoints.setdefault(path, Endpoint(path, pattern)).routes[one.method] = one
-            self._handlers[one] = handler_of(one.name)
+            endpoint = self._endpoints.setdefault(path, Endpoint(path, pattern))
+            endpoint.served[one.method] = one, handler_of(one.name)
 
     def find(self, path: str) -> tuple[Endpoint | None, dict[str, str]]:
         """The endpoint of a path, and the parameters in it."""
@@ -135,10 +134,6 @@ class Router:
             if found := one.pattern.match(path):
                 return one, found.groupdict()
         return None, {}
-
-    def handler(self, route: Route) -> Handler:
-        """The handler of a route."""
-        return self._handlers[route]
 
     def redirect(self, scope: Scope) -> None:
         """Raises `GatewayError` with the place that was meant by a path with a slash too many."""
@@ -152,8 +147,8 @@ class Router:
     def refusal(self, method: str, path: str) -> GatewayError:
         """The error for what is not served: 405 where the path has other methods, else 404."""
         endpoint, _ = self.find(path)
-        if endpoint and method not in endpoint.routes:
-            allowed = ", ".join(sorted(endpoint.routes, key=_METHODS.index))
+        if endpoint and method not in endpoint.served:
+            allowed = ", ".join(sorted(endpoint.served, key=_METHODS.index))
             message = f"{path} has {allowed}, not {method}"
             headers = {"allow": allowed}
             return GatewayError(405, message, extra_headers=headers)

@@ -60,7 +60,8 @@ class MapWindow:
         self._ordered = ordered
         self._wake = wake
         self._timeout_s = timeout_s
-        self._note_progress()
+        #: When it is stuck; None after progress, until the next wait.
+        self._give_up: float | None = None
         self._next_index = 0
         self._next_out = 0
         self._is_exhausted = False
@@ -141,7 +142,7 @@ class MapWindow:
 
     def submitted(self, index: int, pending: PendingRequest) -> None:
         """Follow a submitted request, which may have its result already."""
-        self._note_progress()
+        self._give_up = None
         self._running[index] = pending
         earlier = self._indexes.get(pending)
         if earlier is None:
@@ -171,30 +172,30 @@ class MapWindow:
                     self._results[index] = pending.result()
                 else:
                     yield index, pending.result()
-                    self._note_progress()
+                    self._give_up = None
                 index = earlier
         if not self._ordered:
             while self._results:
                 index = next(iter(self._results))
                 yield index, self._results.pop(index)
-                self._note_progress()
+                self._give_up = None
         while self._next_out in self._results:
             index = self._next_out
             self._next_out += 1
             yield index, self._results.pop(index)
-            self._note_progress()
-
-    def _note_progress(self) -> None:
-        self._give_up = clock.monotonic() + self._timeout_s
+            self._give_up = None
 
     @property
     def is_stuck(self) -> bool:
         """Whether nothing was accepted, and no result returned, within the time-out."""
-        return clock.monotonic() >= self._give_up
+        return self._give_up is not None and clock.monotonic() >= self._give_up
 
     def wait_s(self) -> float:
         """How long to wait for updates; 0 where there is something to do now."""
         if self._over or self.has_room or self.is_over:
             return 0.0
+        now = clock.monotonic()
+        if self._give_up is None:
+            self._give_up = now + self._timeout_s
         until = min(self._retry_at, self._give_up) if self._unsubmitted else self._give_up
-        return min(max(0.0, until - clock.monotonic()), MAX_SLEEP_S)
+        return min(max(0.0, until - now), MAX_SLEEP_S)

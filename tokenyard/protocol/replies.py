@@ -196,10 +196,10 @@ def to_delta(reply: Reply) -> Delta:
         unpack_tokens(reply.tokens),
         reply.text,
         reply.index,
-        _opened("logprobs", reply.logprobs) if reply.logprobs else None,
+        _STRUCTURED["logprobs"](reply.logprobs) if reply.logprobs else None,
         reply.cached_tokens,
         reply.finish_reason,
-        _opened("stop_reason", reply.stop_reason) if reply.stop_reason else None,
+        _STRUCTURED["stop_reason"](reply.stop_reason) if reply.stop_reason else None,
         reply.created_cache_tokens,
     )
 
@@ -213,21 +213,17 @@ def to_result(reply: Reply) -> Result:
         seq=reply.seq,
         text=reply.text,
         finish_reason=reply.finish_reason,
-        stop_reason=_opened("stop_reason", reply.stop_reason) if reply.stop_reason else None,
-        usage=_opened("usage", reply.usage) if reply.usage else None,
-        error=_opened("error", reply.error) if reply.error else None,
-        provenance=_opened("provenance", reply.provenance) if reply.provenance else None,
-        timing=_opened("timing", reply.timing) if reply.timing else None,
-        logprobs=_opened("logprobs", reply.logprobs) if reply.logprobs else None,
-        prompt_logprobs=_opened("prompt_logprobs", reply.prompt_logprobs)
+        stop_reason=_STRUCTURED["stop_reason"](reply.stop_reason) if reply.stop_reason else None,
+        usage=_STRUCTURED["usage"](reply.usage) if reply.usage else None,
+        error=_STRUCTURED["error"](reply.error) if reply.error else None,
+        provenance=_STRUCTURED["provenance"](reply.provenance) if reply.provenance else None,
+        timing=_STRUCTURED["timing"](reply.timing) if reply.timing else None,
+        logprobs=_STRUCTURED["logprobs"](reply.logprobs) if reply.logprobs else None,
+        prompt_logprobs=_STRUCTURED["prompt_logprobs"](reply.prompt_logprobs)
         if reply.prompt_logprobs
         else None,
-        choices=_opened("choices", reply.choices) if reply.choices else None,
+        choices=_STRUCTURED["choices"](reply.choices) if reply.choices else None,
     )
-
-
-def _opened(name: str, text: str) -> Any:
-    return _STRUCTURED[name](text)
 
 
 def refusal(
@@ -256,7 +252,7 @@ def refusal_of_reuse(request_id: str) -> Reply:
 
 def code_of(reply: Reply) -> str:
     """The code of a reply's error; "" where it has none."""
-    error: ErrorInfo | None = _opened("error", reply.error) if reply.error else None
+    error: ErrorInfo | None = _STRUCTURED["error"](reply.error) if reply.error else None
     return error.code if error else ""
 
 

@@ -89,6 +89,7 @@ def test_a_window_is_stuck_where_nothing_moves(fake_clock: FakeClock) -> None:
     for _ in window.ready():
         fake_clock.advance(9.0)  # the caller may take its time
     assert not window.is_stuck
+    assert window.wait_s() == 5.0
     fake_clock.advance(5.0)
     assert window.is_stuck
 

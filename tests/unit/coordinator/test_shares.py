@@ -19,7 +19,7 @@ ALL = sum(WEIGHTS.values())
 
 
 def queued(name: str, intake: PriorityClass = "normal", client: str = "ann") -> QueuedRequest:
-    return QueuedRequest(intake=intake, entry=name, id=name, client=client)
+    return QueuedRequest(intake=intake, entry=name, id=name, turn=client)
 
 
 def some(count: int, intake: PriorityClass = "normal", client: str = "ann") -> list[QueuedRequest]:
@@ -119,7 +119,7 @@ class TestClients:
 
     def test_without_turns_the_order_of_arrival_counts(self) -> None:
         requests = [*some(5, client="ann"), *some(2, client="bob"), *some(1, client="cy")]
-        requests = [replace(one, takes_turns=False) for one in requests]
+        requests = [replace(one, turn="") for one in requests]
         assert serve(holding(*requests), 8, batch=3) == requests
 
     @given(st.lists(st.sampled_from("abc"), max_size=40), st.integers(1, 9))
