@@ -39,6 +39,8 @@ TEXTS: Final = {
     "leak_tolerance": "Share of its warm memory by which a process may grow in six unloads.",
     "leak_floor_mib": "The same in MiB; the larger one applies.",
     "hang_timeout_s": "An engine with requests that makes no step for this time is killed.",
+    "stream_interval_ms": "Least time between two deltas of a stream that names none, while more "
+    "than 32 run.",
     "max_grammar_bytes": "Most bytes of one constraint on the text (`structured_outputs`).",
     "grammar_timeout_s": "Longest time to compile such a constraint.",
     "grace_s": "On SIGTERM, time for running requests to finish; the others are requeued.",

@@ -69,6 +69,8 @@ class _Prefixes:
         self._lane = keys.lane("").encode()
         self._replies = keys.replies("").encode()
         self._reply = keys.reply("", "").encode().removesuffix(b"/")
+        # The clients of requests that are answered on a stream of several, by stream and id.
+        self._clients: dict[tuple[str, str], str] = {}
 
     def added(self, command: Command) -> Iterator[Event]:
         """The events in an added stream entry."""
@@ -76,15 +78,23 @@ class _Prefixes:
         at, fields = _entry(command)
         intake = key.removeprefix(self._intake).decode()
         if key.startswith(self._intake) and is_intake(intake):
-            yield Moved(at, *request_of(fields), f"intake:{intake}", _tenant(fields))
+            client, request = request_of(fields)
+            reply_to = unfold(fields).get(b"reply_to", b"").decode()
+            if reply_to not in ("", f"replies:{client}"):
+                self._clients[reply_to.removeprefix("replies:"), request] = client
+            yield Moved(at, client, request, f"intake:{intake}", _tenant(fields))
         elif key.startswith(self._lane) and b"id" in fields:
             lane = key.removeprefix(self._lane).decode()
             yield Moved(at, *request_of(fields), f"lane:{lane}", _tenant(fields))
         elif key.startswith(self._replies):
-            yield from _published(at, key.removeprefix(self._replies).decode(), fields, "replies")
-        elif key.startswith(self._reply) and b"w" not in fields:  # which wakes a gateway's reader
+            stream = key.removeprefix(self._replies).decode()
+            for reply in decode_replies(fields):
+                client = self._clients.get((stream, reply.id), stream)
+                yield from _published(at, client, reply, "replies")
+        elif key.startswith(self._reply):
             client, _, _ = key.removeprefix(self._reply).decode().partition("/")
-            yield from _published(at, client, fields, "reply")
+            for reply in decode_replies(fields):
+                yield from _published(at, client, reply, "reply")
 
     def charged(self, command: Command) -> Iterator[Event]:
         """The event in a charge that was written to a ledger."""
@@ -129,25 +139,22 @@ def _tenant(fields: Mapping[bytes, bytes]) -> str:
     return unfold(fields).get(b"tenant", b"").decode()
 
 
-def _published(
-    at: float, client: str, fields: dict[bytes, bytes], place: str
-) -> Iterator[Published]:
-    for reply in decode_replies(fields):
-        if reply.event == "delta" and reply.error:
-            continue  # of another request with its id
-        yield Published(
-            at,
-            client,
-            reply.id,
-            reply.event,
-            reply.seq,
-            unpack_tokens(reply.tokens),
-            reply.status or "",
-            _worker(reply),
-            place,
-            _usage.decode(reply.usage).prompt_tokens if reply.usage else None,
-            code_of(reply),
-        )
+def _published(at: float, client: str, reply: Reply, place: str) -> Iterator[Published]:
+    if reply.event == "delta" and reply.error:
+        return  # of another request with its id
+    yield Published(
+        at,
+        client,
+        reply.id,
+        reply.event,
+        reply.seq,
+        unpack_tokens(reply.tokens),
+        reply.status or "",
+        _worker(reply),
+        place,
+        _usage.decode(reply.usage).prompt_tokens if reply.usage else None,
+        code_of(reply),
+    )
 
 
 def _worker(reply: Reply) -> str:

@@ -52,6 +52,8 @@ class RequestContext:
     #: Whether it may have a negative priority.
     may_go_first: bool = True
     deadline_ms: int | None = None
+    #: Least time between events of a stream; None: as its tenant is set.
+    stream_interval_ms: int | None = None
     #: Whether it waits even where the queue says that its answer will be too late.
     is_patient: bool = False
     #: Whether its requests go on when the HTTP client disconnects.

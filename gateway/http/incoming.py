@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope
 
 from gateway.http.errors import GatewayError, invalid, unavailable
 from tokenyard.protocol.gateway_settings import MAX_BODY_ITEMS, GatewaySettings
+from tokenyard.protocol.wire import MAX_STREAM_INTERVAL_MS
 
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _STRUCTURE: Final = b'"[]{},:'
@@ -257,6 +258,18 @@ def read_choice(headers: Headers, name: str, usual: str, other: str) -> str:
         message = f"{name}: give `{usual}` or `{other}`"
         raise GatewayError(400, message, param=name)
     return given
+
+
+def read_interval(headers: Headers, usual: int | None) -> int | None:
+    """Least ms between the events of a stream; raises `GatewayError`."""
+    given = headers.get("x-tokenyard-stream-interval-ms")
+    if given is None:
+        return usual
+    is_number = given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS
+    if not is_number or int(given) > MAX_STREAM_INTERVAL_MS:
+        message = f"give 0 to {MAX_STREAM_INTERVAL_MS:,} milliseconds"
+        raise invalid("X-Tokenyard-Stream-Interval-Ms", message)
+    return int(given)
 
 
 def read_deadline(headers: Headers, body: dict[str, Any], now_ms: float) -> int | None:

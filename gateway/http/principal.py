@@ -38,6 +38,7 @@ class Principal:
     tenant: str = ""
     models: frozenset[str] | None = None
     classes: frozenset[PriorityClass] | None = None
+    stream_interval_ms: int = 0
 
     @property
     def client(self) -> str:
@@ -121,6 +122,7 @@ def _caller_of(key: ApiKey) -> Principal:
         key.tenant,
         None if key.models is None else frozenset(key.models),
         None if key.classes is None else frozenset(key.classes),
+        key.stream_interval_ms,
     )
 
 

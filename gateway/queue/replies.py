@@ -1,164 +1,190 @@
-"""Reads the reply streams of many requests over one connection."""
+"""Reads the replies to all requests of one gateway, in frames from one stream of its own.
+
+A request that was submitted before is answered where it was asked for then: it is read from its
+ledger, which has its tokens so far, and its result when it has ended.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections import deque
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
-
-from gateway.queue.calls import Command
+from gateway.queue.calls import Command, carry_out
 from tokenyard import clock
-from tokenyard.broker.connection import BLOCK_MARGIN_S, open_async_connection, translated
+from tokenyard.broker.connection import (
+    BLOCK_MARGIN_S,
+    AsyncRedis,
+    open_async_connection,
+    translated,
+)
 from tokenyard.broker.tasks import BackgroundLoop
-from tokenyard.protocol.replies import Reply, decode_replies
+from tokenyard.client.ledger import read_snapshots, snapshot_commands
+from tokenyard.client.pending import PendingRequest
+from tokenyard.client.router import ReplyRouter, read_entries
+from tokenyard.protocol.errors import TokenyardError
+from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.replies import Reply
 
 log = logging.getLogger("tokenyard.gateway")
 
 #: Longest blocking read.
 _BLOCK_MS: Final = 2_000
-#: Entries of one stream in one read.
+#: Frames in one read.
 _COUNT: Final = 200
 #: Longest time of a blocking read.
 _READ_S: Final = _BLOCK_MS / 1000 + BLOCK_MARGIN_S
-#: Least time between two reads for each open stream: a read names them all, so that many streams
-#: would otherwise cost a core. One that waits costs nothing, and 250 add a millisecond at most.
-_PAUSE_S: Final = 4e-6
+#: Time between two looks at ledgers, and the most requests of one look.
+_LOOK_S: Final = 0.1
+_MOST_LOOKS: Final = 500
 
 
 @dataclass(slots=True, eq=False)
 class ReplyStream:
     """The replies to one request, from the first."""
 
-    key: bytes
-    last: bytes = b"0-0"  # id of the last entry that it has
-    replies: deque[Reply] = field(default_factory=deque)
+    client: str
+    pending: PendingRequest
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def __aiter__(self) -> AsyncIterator[Reply]:
-        """All replies up to the result."""
-        async for reply in self.until(None):
-            yield reply
 
     async def until(self, give_up: float | None) -> AsyncIterator[Reply]:
         """All replies up to the result; raises `TimeoutError` if it has not come by then.
 
-        ``give_up`` is monotonic.
+        ``give_up`` is monotonic. Raises the error of a request that has no result.
         """
+        pending = self.pending
         while True:
-            while self.replies:
-                reply = self.replies.popleft()
-                yield reply
-                if reply.event == "result":
-                    return
             self.has_news.clear()
-            if give_up is None:
-                await self.has_news.wait()
-            else:
-                await asyncio.wait_for(self.has_news.wait(), give_up - clock.monotonic())
+            for reply in self._taken():
+                yield reply
+            if pending.deltas:
+                continue
+            if pending.error is not None:
+                raise pending.error
+            if pending.final is not None:
+                yield pending.final
+                return
+            left_s = None if give_up is None else give_up - clock.monotonic()
+            await asyncio.wait_for(self.has_news.wait(), left_s)
+
+    def _taken(self) -> Sequence[Reply]:
+        """The deltas since the last call, which nobody needs again."""
+        deltas, self.pending.deltas = self.pending.deltas, ()
+        return deltas
 
 
 class ReplyReader:
-    """Follows the reply streams that are open."""
+    """Follows the requests that are open."""
 
-    def __init__(self, url: str, wake_key: str) -> None:
+    def __init__(self, connection: AsyncRedis, url: str, keys: Keys, name: str) -> None:
+        """``name`` begins the name of its stream, which nobody else can guess."""
+        self.reply_to = f"replies:{name}.{secrets.token_hex(16)}"
+        self._connection = connection
         self._url = url
-        self._wake_key = wake_key.encode()
-        self._waking: Command = ("XADD", wake_key, "MAXLEN", 1, "*", "w", "1")
-        self._wake_cursor = b"$"
-        self._open: dict[bytes, list[ReplyStream]] = {}
-        self._is_blocked = False
+        self._keys = keys
+        self._key = f"{keys.prefix}{self.reply_to}"
+        self._router = ReplyRouter(clock.monotonic())
+        self._router.catch_up()
+        self._streams: dict[PendingRequest, ReplyStream] = {}
+        #: Those that are answered elsewhere, the one that was looked at longest ago first.
+        self._elsewhere: dict[PendingRequest, None] = {}
+        self._is_behind = False
+        self._news: list[ReplyStream] = []
         self._blocking = open_async_connection(url, timeout_s=_READ_S, retries=0)
-        self.loop = BackgroundLoop(self._turn, "reading replies", log)
+        self.loop = BackgroundLoop(self._read, "reading replies", log)
+        self._looking = BackgroundLoop(self._look_again, "reading ledgers", log)
 
     async def start(self) -> None:
         """Begin to read."""
-        run: Any = self._blocking
-        with translated(self._url):
-            self._wake_cursor = await run.execute_command(*self._waking)
-            await run.expire(self._wake_key, 86_400)
         self.loop.start()
+        self._looking.start()
 
     async def stop(self) -> None:
         """End; streams that are open get nothing more."""
+        await self._looking.stop()
         await self.loop.stop(_READ_S)
         await self._blocking.aclose()
 
     @property
     def count(self) -> int:
-        """The number of open streams."""
-        return sum(map(len, self._open.values()))
+        """The number of open requests."""
+        return len(self._streams)
 
-    def follow(self, key: str) -> tuple[ReplyStream, Sequence[Command]]:
-        """Read the replies on a stream from its first entry, also beside another reader.
+    def follow(
+        self, client: str, request_id: str, *, is_whole: bool, is_elsewhere: bool
+    ) -> ReplyStream:
+        """Follow a request from its first reply.
 
-        The caller carries out the commands, which end a read that does not name the stream.
+        ``is_elsewhere``: it was submitted before. Its ledger has its tokens only; ``is_whole``
+        waits for the result where that is not enough.
         """
-        stream = ReplyStream(key.encode())
-        self._open.setdefault(stream.key, []).append(stream)
-        if not self._is_blocked:
-            return stream, ()
-        self._is_blocked = False  # the streams that come meanwhile need no command of their own
-        return stream, [self._waking]
+        now = clock.monotonic()
+        if is_elsewhere or self._router.find(request_id):
+            pending = PendingRequest(request_id, None, now, needs_tokens=True)
+            self._elsewhere[pending] = None
+        else:
+            pending = self._router.open(request_id, None, now)
+        pending.is_interleaved = is_whole
+        stream = self._streams[pending] = ReplyStream(client, pending)
+        pending.listeners.append(lambda _: self._news.append(stream))
+        return stream
+
+    def accepted(self, stream: ReplyStream, *, is_new: bool) -> None:
+        """The queue has the request; one that is not new is answered elsewhere."""
+        stream.pending.is_submitted = True
+        if not is_new:
+            self._elsewhere[stream.pending] = None
 
     def forget(self, stream: ReplyStream) -> None:
-        """Stop reading a stream."""
-        if stream in self._open.get(stream.key, ()):
-            self._open[stream.key].remove(stream)
-            if not self._open[stream.key]:
-                del self._open[stream.key]
+        """Stop following a request."""
+        pending = stream.pending
+        del self._streams[pending]
+        self._elsewhere.pop(pending, None)
+        if self._router.find(pending.id) is pending:
+            self._router.forget([pending], TokenyardError("nobody reads it any more"))
 
-    async def _turn(self) -> None:
-        await self._read_once()
-        await clock.pause(len(self._open) * _PAUSE_S)
+    def _tell(self) -> None:
+        """Wake the readers, the newest first: a first token is waited for, and they take turns."""
+        news, self._news = self._news, []
+        for stream in reversed(news):
+            stream.has_news.set()
 
-    async def _read_once(self) -> None:
-        asked = {key: _first_last(open_) for key, open_ in self._open.items()}
-        streams: dict[Any, Any] = {self._wake_key: self._wake_cursor, **asked}
+    async def _read(self) -> None:
+        streams: dict[Any, Any] = {self._key: self._router.cursor}
         run: Any = self._blocking
-        self._is_blocked = True
-        try:
-            with translated(self._url):
-                answer = await run.xread(streams, count=_COUNT, block=_BLOCK_MS)
-        finally:
-            self._is_blocked = False
-        # The newest first: a first token is waited for, and who reads a stream does so in turn.
-        for key, entries in reversed(answer or ()):
-            if key == self._wake_key:
-                self._wake_cursor = entries[-1][0]
-                continue
-            for stream in self._open.get(key, ()):
-                _give(stream, entries, asked[key])
+        with translated(self._url):
+            answer = await run.xread(streams, count=_COUNT, block=_BLOCK_MS)
+        entries = read_entries(answer)
+        self._is_behind = len(entries) == _COUNT
+        self._router.take(entries, clock.monotonic())
+        self._tell()
 
+    async def _look_again(self) -> None:
+        await clock.pause(_LOOK_S)
+        now = clock.monotonic()
+        for pending in list(itertools.islice(self._elsewhere, _MOST_LOOKS)):
+            pending.needs_tokens = True
+            self._elsewhere[pending] = self._elsewhere.pop(pending)  # to the end
+        asked = [one for one in self._elsewhere if one.needs_tokens]
+        asked += self._router.due(now, is_behind=self._is_behind)
+        await self.look_at([self._streams[one] for one in asked if one in self._streams])
 
-def _first_last(streams: list[ReplyStream]) -> bytes:
-    """Where to read on: behind the stream that has least."""
-    if len(streams) == 1:
-        return streams[0].last
-    return min((stream.last for stream in streams), key=_order)
-
-
-def _give(stream: ReplyStream, entries: list[Any], asked: bytes) -> None:
-    """Add the entries, read behind ``asked``, that a stream does not have yet."""
-    if stream.last != asked:
-        last = _order(stream.last)
-        if last < _order(asked):
-            return  # opened in the meantime: it may lack what is before these entries
-        entries = [entry for entry in entries if _order(entry[0]) > last]
-    for entry, fields in entries:
-        stream.last = entry
-        try:
-            stream.replies.extend(decode_replies(fields))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.warning("skipped malformed reply %s of %s: %s", entry, stream.key, error)
-    stream.has_news.set()
-
-
-def _order(entry: bytes) -> tuple[int, int]:
-    """The two halves of an entry's id."""
-    first, _, second = entry.partition(b"-")
-    return int(first), int(second)
+    async def look_at(self, streams: list[ReplyStream]) -> None:
+        """Bring requests up to date from their ledgers, and delete the frames that were read."""
+        commands: list[Command] = []
+        for one in streams:
+            commands += snapshot_commands(self._keys, one.client, [one.pending.id])
+        trimmed = self._router.trim_from(clock.monotonic())
+        if trimmed is not None:
+            commands.append(("XTRIM", self._key, "MINID", trimmed))
+        if not commands:
+            return
+        with translated(self._url):
+            answers = await carry_out(self._connection, commands)
+        snapshots = read_snapshots(answers[: 2 * len(streams)])
+        self._router.settle([one.pending for one in streams], snapshots)
+        self._tell()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError, unavailable
@@ -47,13 +48,13 @@ class YardQueue:
     """Submits requests, follows their replies, and cancels them."""
 
     def __init__(self, url: str, yard: str, name: str = GATEWAY_CLIENT) -> None:
-        """``name`` owns the stream by which the reader of replies is woken."""
+        """``name`` begins that of the stream of replies, see `ReplyReader`."""
         self.keys = Keys(yard)
         self.url = url
         self.connection = open_async_connection(url)
         self._submitter = BurstSubmitter(self.connection, url, self.keys)
         self._rate_limits = RateLimits(self.connection, url, self.keys)
-        self._reader = ReplyReader(url, self.keys.reply(name, secrets.token_hex(8)))
+        self._reader = ReplyReader(self.connection, url, self.keys, name)
         self.loop = self._reader.loop
         self.broker_time = BrokerTime()  # `YardHealth` measures it
         self._cancels: set[asyncio.Task[Cancelled]] = set()
@@ -82,19 +83,29 @@ class YardQueue:
         Raises `GatewayError` where the queue refuses it. A caller that stops early cancels it,
         unless the request continues without its client.
         """
-        stream, waking = self._reader.follow(self.keys.reply(request.client, request.id))
+        stream = self._reader.follow(
+            request.client,
+            request.id,
+            is_whole=request.params.n > 1 or _has_logprobs(request),
+            is_elsewhere=context.is_replay,
+        )
         is_over = False
         try:
             if context.is_replay:
-                with translated(self.url):
-                    await carry_out(self.connection, waking)
+                await self._reader.look_at([stream])
             else:
                 context.asked += 1
+                interval_ms = context.stream_interval_ms
+                if interval_ms is None and request.stream and context.tenant:
+                    settings = await self._rate_limits.settings(context.tenant)
+                    interval_ms = settings.stream_interval_ms or None
                 acceptance = await self._submitter.submit(
-                    request,
+                    replace(
+                        request, reply_to=self._reader.reply_to, stream_interval_ms=interval_ms
+                    ),
                     context.priority_class,
                     refuse_late=context.deadline_ms is not None and not context.is_patient,
-                    before=[*context.take_unsaved(), *waking],
+                    before=context.take_unsaved(),
                 )
                 with contextlib.suppress(TokenyardError):
                     context.rate_limits = await self._rate_limits.headers(
@@ -105,6 +116,7 @@ class YardQueue:
                     is_over = True
                     context.asked -= 1
                     raise refused
+                self._reader.accepted(stream, is_new=acceptance.code is Submitted.ACCEPTED)
             context.ticket.accept()
             async for reply in stream.until(self._give_up(context)):
                 is_over = reply.event == "result"
@@ -147,6 +159,11 @@ class YardQueue:
                     return code
         log.warning("could not cancel %s/%s", client, request_id)
         return code
+
+
+def _has_logprobs(request: Request) -> bool:
+    params = request.params
+    return params.logprobs is not None or params.logprob_token_ids is not None
 
 
 def _refusal(acceptance: Acceptance) -> GatewayError | None:
@@ -259,7 +276,7 @@ class RateLimits:
 
         Raises a `TokenyardError` where the broker does not answer.
         """
-        settings = await self._settings(tenant) if tenant else DEFAULTS
+        settings = await self.settings(tenant) if tenant else DEFAULTS
         window = _window(settings)
         if window is None and not settings.max_waiting_requests:
             return []
@@ -282,7 +299,8 @@ class RateLimits:
             )
         return found
 
-    async def _settings(self, tenant: str) -> TenantSettings:
+    async def settings(self, tenant: str) -> TenantSettings:
+        """Its settings, which may be two seconds old; raises a `TokenyardError`."""
         at, settings = self._known.get(tenant, (0.0, DEFAULTS))
         if clock.monotonic() - at <= _TRUSTED_S and at:
             return settings

@@ -66,6 +66,7 @@ def every_request_field() -> set[str]:
         model="m",
         params=SamplingParams(n=2),
         stream=True,
+        stream_interval_ms=1,
         reply_to="replies:c",
         priority=1,
         deadline_ms=1,
@@ -138,7 +139,7 @@ def test_every_key_is_in_the_table() -> None:
     client, request = "<client>", "<id>"
     built = {keys.intake(name) for name in ("high", "normal", "low", "retry")}
     built |= {keys.lane("<worker>"), keys.replies(client), keys.attached(client)}
-    built |= {keys.cancels(client), keys.stored(client)}
+    built |= {keys.cancels(client), keys.stored(client), keys.replies("<name>.<32 hex digits>")}
     built |= {keys.acks("<command>"), keys.board_session("<digest>")}
     built |= {
         make(client, request) for make in (keys.ledger, keys.tokens, keys.choices, keys.reply)
@@ -172,7 +173,8 @@ def test_every_ledger_field_is_told() -> None:
             r"(?:'(?:HSET|HSETNX)', |count_up\()ledger,(.*?)\)", _code_of(script), re.DOTALL
         )
         written |= {word for call in calls for word in re.findall(r"'(\w+)'", call)}
-        written |= set(re.findall(r"'HSETNX', key, '(\w+)'", _code_of(script)))
+        if "'HSETNX', key, ARGV[i]," in _code_of(script):
+            written |= set(re.findall(r'notes \+= \["(\w+)"', page("tokenyard/scripts/worker.py")))
         written |= set(re.findall(r"notes=.*?\{'(\w+)'", _code_of(script).replace(" = ", "=")))
     # `t` and `r` stand before the number of an attempt, `_alone` behind what became of a worker.
     written |= {"crashed_alone", "lost_alone"} if "_alone" in written else set()
@@ -180,7 +182,7 @@ def test_every_ledger_field_is_told() -> None:
         name.removesuffix("<attempt>") for name in first_names(section(PROTOCOL, "## The ledger"))
     }
     assert told <= written
-    values = {"waiting", "assigned", "retry", "cancelled", "failed", "crashed", "_alone"}
+    values = {"choice", "waiting", "assigned", "retry", "cancelled", "failed", "crashed", "_alone"}
     assert written - told <= values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,14 +12,14 @@ import pytest
 import redis
 
 from tests.scripts.tenant_rig import dispatch, service, submit
-from tests.support.builders import make_request
+from tests.support.builders import framed_elsewhere, make_request
 from tests.support.fake_clock import FakeClock
 from tests.support.loop_rig import INFO, finished
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import to_result
+from tokenyard.protocol.replies import decode_cached, to_result
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
@@ -26,7 +27,7 @@ from tokenyard.scripts.answers import Published, Settled
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import RequestError, TokenDelta
 from worker.process.outcomes import Aborted, Run, charged_name
-from worker.process.publisher import MOST_WAITING, STEPS_AT_ONCE, Publisher
+from worker.process.publisher import FEW_STREAMS, MOST_WAITING, STEPS_AT_ONCE, Publisher
 from worker.process.recent_results import RecentResults
 from worker.process.stats import RunningStats
 
@@ -46,6 +47,7 @@ def make_publisher(
         stats=RunningStats(),
         tracer=Tracer("", ""),
         results=RecentResults(),
+        stream_interval_ms=30,
     )
 
 
@@ -103,6 +105,58 @@ def test_waiting_steps_are_published_together(rig: Rig) -> None:
         [1, 2, 3, 4],
     )
     assert set(rig.publisher.runs) == {on.entry}
+
+
+def test_a_stream_has_one_delta_in_its_interval(rig: Rig, fake_clock: FakeClock) -> None:
+    # Given streams of 125 ms, of each token, and one that names nothing, beside few others
+    slow, each = (
+        rig.run(make_request(stream=True, stream_interval_ms=interval)) for interval in (125, 0)
+    )
+    silent = rig.run(make_request(stream=True))
+    tokens = itertools.count()
+
+    def step() -> None:
+        for run in (slow, each, silent):
+            rig.publisher.put([TokenDelta(run.entry, 0, [next(tokens)])])
+            rig.publisher.run_once()
+        fake_clock.advance(1 / 64)
+
+    def shown(run: Assignment) -> list[int]:
+        return [len(reply.tokens) // 4 for reply in rig.yard.replies(run.request)]
+
+    # If each makes 64 tokens a second, I expect two at once, and then one delta each 125 ms,
+    for _ in range(9):
+        step()
+    assert [shown(run) for run in (slow, each, silent)] == [[1, 1], [1] * 9, [1] * 9]
+    step()
+    assert shown(slow) == [1, 1, 8]
+    # also where no further step comes, and the end at once, which has all tokens.
+    step()
+    fake_clock.advance(0.125)
+    rig.publisher.run_once()
+    assert shown(slow) == [1, 1, 8, 1]
+    step()
+    rig.publisher.put([finished(slow.entry, range(13))])
+    rig.publisher.run_once()
+    *_, result = rig.yard.replies(slow.request)
+    assert (result.event, result.seq, len(result.tokens) // 4) == ("result", 11, 13)
+
+
+def test_beside_many_a_stream_has_the_usual_interval(rig: Rig, fake_clock: FakeClock) -> None:
+    many = [rig.run(make_request(stream=True)) for _ in range(FEW_STREAMS + 1)]
+    for token in range(4):
+        rig.publisher.put([TokenDelta(run.entry, 0, [token]) for run in many])
+        rig.publisher.run_once()
+        fake_clock.advance(0.01)
+    assert {len(rig.yard.replies(run.request)) for run in many} == {2}
+
+
+def test_the_ledger_keeps_what_the_first_delta_says_of_the_cache(rig: Rig) -> None:
+    run = rig.run(framed_elsewhere(stream=True))
+    for cached in (16, None):
+        rig.publisher.put([TokenDelta(run.entry, 0, [1], cached_tokens=cached)])
+        rig.publisher.run_once()
+    assert decode_cached(rig.yard.ledger(run.request)["cached"].encode()) == (16, None)
 
 
 def test_a_turn_is_bounded(rig: Rig) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.scripts.test_hostile_ledgers import NOWHERE
-from tests.support.builders import framed, make_request
+from tests.support.builders import framed, framed_elsewhere, make_request
 from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
@@ -23,10 +23,10 @@ from tokenyard.scripts.answers import (
     Published,
     Submitted,
 )
-from tokenyard.scripts.calls import Call
+from tokenyard.scripts.calls import Call, destination
 from tokenyard.scripts.client import cancel
 
-KINDS = [make_request, framed]
+KINDS = [make_request, framed, framed_elsewhere]
 REASON = "changed my mind"
 
 
@@ -68,9 +68,7 @@ def test_cancel_of_a_waiting_request_answers_immediately(yard: PlayedYard, kind)
     assert (result.seq, result.tokens) == (0, b"")
     assert yard.intake() == []
     assert yard.queued_tokens() == 0
-    stream = (
-        yard.keys.replies("framed") if request.reply_to else yard.keys.reply("anon", request.id)
-    )
+    stream = destination(yard.keys, request)
     for key in (stream, yard.keys.ledger(request.client, request.id)):
         assert yard.lives_for(key, 10_000)
 

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from tests.support.builders import framed, make_delta, make_request
+from tests.support.builders import framed, framed_elsewhere, make_delta, make_request
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment, pack_tokens, unpack_tokens
 from tokenyard.scripts.answers import Publication, Published
 
-KINDS = [make_request, framed]
+KINDS = [make_request, framed, framed_elsewhere]
 
 
 def delta(assignment: Assignment, seq: int, tokens: list[int], **fields: object) -> Publication:

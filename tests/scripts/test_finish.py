@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.support.builders import framed, make_delta, make_request, make_result
+from tests.support.builders import framed, framed_elsewhere, make_delta, make_request, make_result
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.wire import Assignment, Request
 from tokenyard.scripts.answers import Publication, Published
 
-KINDS = [make_request, framed]
+KINDS = [make_request, framed, framed_elsewhere]
 
 
 def result(assignment: Assignment, tokens: list[int] | None = None, **fields) -> Publication:

@@ -41,6 +41,14 @@ def framed(request_id: str | None = None, *, client: str = "framed", **fields: A
     return make_request(request_id, client=client, reply_to=f"replies:{client}", **fields)
 
 
+def framed_elsewhere(
+    request_id: str | None = None, *, client: str = "http.acme", **fields: Any
+) -> Request:
+    """A request of a gateway: its replies come in frames on one stream for all its clients."""
+    reply_to = f"replies:gateway.{uuid.uuid4().hex}"
+    return make_request(request_id, client=client, reply_to=reply_to, **fields)
+
+
 def entry_fields(request: Request, **more: bytes) -> dict[bytes, bytes]:
     """A request as a plain entry, the way Redis returns it, and more fields."""
     return stored(request_fields(request) | more)

@@ -184,6 +184,7 @@ class RequestBuilder:
                 model=options.get("model", ""),
                 params=params,
                 stream=bool(options.get("stream")),
+                stream_interval_ms=options.get("stream_interval_ms"),
                 reply_to=f"replies:{self._client_id}",
                 priority=options.get("priority", 0),
                 deadline_ms=checks.deadline_ms(options, self.broker_time),

@@ -20,6 +20,7 @@ from tokenyard.protocol.replies import TERMINAL
 from tokenyard.scripts.client import PLACE_FIELDS
 
 _STATUS_FIELDS: Final = ("state", "sid", "worker", "attempt", "crashes")
+_SNAPSHOT_FIELDS: Final = ("state", "result", "digest", "cached")
 
 
 class Cancellation(enum.StrEnum):
@@ -91,13 +92,14 @@ class RequestSnapshot:
     result: bytes | None  # msgpack map
     published: bytes  # packed
     digest: str = ""  # of the request; empty where it has none
+    cached: bytes | None = None  # see `tokenyard.protocol.replies.encode_cached`
 
 
 def snapshot_commands(keys: Keys, client: str, request_ids: Sequence[str]) -> list[Command]:
     """The commands for `read_snapshots`, two for each request."""
     commands: list[Command] = []
     for request_id in request_ids:
-        commands.append(("HMGET", keys.ledger(client, request_id), "state", "result", "digest"))
+        commands.append(("HMGET", keys.ledger(client, request_id), *_SNAPSHOT_FIELDS))
         commands.append(("GET", keys.tokens(client, request_id)))
     return commands
 
@@ -106,6 +108,8 @@ def read_snapshots(answers: Sequence[Any]) -> list[RequestSnapshot]:
     """Read the answers to `snapshot_commands`."""
     pairs = zip(answers[::2], answers[1::2], strict=True)
     return [
-        RequestSnapshot((state or b"").decode(), result, published or b"", (digest or b"").decode())
-        for (state, result, digest), published in pairs
+        RequestSnapshot(
+            (state or b"").decode(), result, published or b"", (digest or b"").decode(), cached
+        )
+        for (state, result, digest, cached), published in pairs
     ]

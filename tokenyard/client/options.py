@@ -61,6 +61,7 @@ class SharedOptions(SamplingOptions, total=False):
     model: str  # by default the yard's default model
     params: SamplingParams | Mapping[str, Any]  # base values; the sampling parameters override them
     stream: bool  # whether deltas are published
+    stream_interval_ms: int  # least time between them; 0: each token
     priority_class: PriorityClass  # the intake it is queued in
     priority: int  # within the engine; lower is sooner
     deadline_s: float  # from now

@@ -17,7 +17,15 @@ from tokenyard import clock
 from tokenyard.client.durability import Durability
 from tokenyard.client.tokenization import Detokenizer, LocalText, local_text_of
 from tokenyard.protocol.errors import RequestFailed, TokenyardError, WaitTimeout
-from tokenyard.protocol.replies import Choice, Delta, Reply, Result, to_delta, to_result
+from tokenyard.protocol.replies import (
+    Choice,
+    Delta,
+    Reply,
+    Result,
+    decode_cached,
+    to_delta,
+    to_result,
+)
 
 Listener = Callable[["PendingRequest"], None]
 
@@ -75,12 +83,20 @@ class PendingRequest:
             return
         self._notify()
 
-    def take_published(self, packed: bytes) -> None:
+    def take_published(self, packed: bytes, cached: bytes | None = None) -> None:
         """Fill a gap with the ledger's tokens; several choices wait for their result."""
         self.needs_tokens = False
         if self.is_over or self.is_interleaved:
             return
-        whole = Reply(id=self.id, event="delta", seq=0, tokens=packed)
+        cached_tokens, created = decode_cached(cached)
+        whole = Reply(
+            id=self.id,
+            event="delta",
+            seq=0,
+            tokens=packed,
+            cached_tokens=cached_tokens,
+            created_cache_tokens=created,
+        )
         self.is_from_ledger = True
         if self._append(whole):
             self._notify()

@@ -211,7 +211,7 @@ class ReplyRouter:
         elif snapshot.state in TERMINAL and snapshot.result is not None:
             pending.take(decode_reply(snapshot.result), pending.heard_at)
         elif pending.needs_tokens:
-            pending.take_published(snapshot.published)
+            pending.take_published(snapshot.published, snapshot.cached)
 
 
 def read_entries(answer: Any) -> Sequence[Entry]:

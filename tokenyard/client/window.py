@@ -61,7 +61,7 @@ class MapWindow:
         self._wake = wake
         self._timeout_s = timeout_s
         #: When it is stuck; None after progress, until the next wait.
-        self._give_up: float | None = None
+        self._give_up: float | None = clock.monotonic() + timeout_s
         self._next_index = 0
         self._next_out = 0
         self._is_exhausted = False
@@ -192,10 +192,10 @@ class MapWindow:
 
     def wait_s(self) -> float:
         """How long to wait for updates; 0 where there is something to do now."""
-        if self._over or self.has_room or self.is_over:
-            return 0.0
         now = clock.monotonic()
         if self._give_up is None:
             self._give_up = now + self._timeout_s
+        if self._over or self.has_room or self.is_over:
+            return 0.0
         until = min(self._retry_at, self._give_up) if self._unsubmitted else self._give_up
         return min(max(0.0, until - now), MAX_SLEEP_S)

@@ -20,6 +20,7 @@ from tokenyard.protocol.errors import BadInput, Refused
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass, is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE
 from tokenyard.protocol.texts import counted, cut, printable
+from tokenyard.protocol.wire import MAX_STREAM_INTERVAL_MS
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.keys import list_keys
 from tokenyard.yard.tenants import restriction
@@ -36,6 +37,7 @@ def create_key(
     name: str = "",
     models: list[str] | None = None,
     classes: list[PriorityClass] | None = None,
+    stream_interval_ms: int = 0,
 ) -> tuple[str, str]:
     """Create a key; returns it and its id. Redis keeps only its digest.
 
@@ -59,6 +61,7 @@ def create_key(
         classes=classes,
         created_ms=clock.wall_ms(),
         role=role,
+        stream_interval_ms=stream_interval_ms,
     )
     yard.connection.hset(yard.keys.api_keys, digest, encode_key(stored))
     return key, digest[:ID_DIGITS]
@@ -87,6 +90,15 @@ Classes = Annotated[
     list[str] | None,
     Field("Priority classes that it may use", "high, normal, low; without any: all."),
 ]
+StreamInterval = Annotated[
+    int,
+    Field(
+        "Least ms between events of a stream",
+        "0: as its tenant is set.",
+        least=0,
+        most=MAX_STREAM_INTERVAL_MS,
+    ),
+]
 ChosenKeys = Annotated[tuple[str, ...], Field(noun="key", is_secret=True)]
 
 
@@ -113,6 +125,7 @@ def create(
     name: Name = "",
     models: Models = None,
     classes: Classes = None,
+    stream_interval_ms: StreamInterval = 0,
 ) -> Outcome:
     """Create a key and print it. It cannot be shown again."""
     if len(name) > MAX_NAME:
@@ -126,6 +139,7 @@ def create(
         name=name,
         models=_restriction(models),
         classes=cast("list[PriorityClass] | None", _restriction(_known(classes))),
+        stream_interval_ms=stream_interval_ms,
     )
     text = f"Key {key_id} {whose(tenant, role)} created"
     fields = {"id": key_id, "key": key, "tenant": tenant, "role": role}

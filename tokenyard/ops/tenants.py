@@ -131,6 +131,9 @@ class NewSettings(TypedDict, total=False):
     max_tokens: Annotated[int | None, _limit("Tokens that one request may ask for")]
     models: Annotated[list[str] | None, Field("Models that it may use", "With commas, or all.")]
     classes: Annotated[list[str] | None, Field("Priority classes", "high, normal, low, or all.")]
+    stream_interval_ms: Annotated[
+        int | None, Field("Least ms between events of a stream", "By HTTP; 0: as workers are set.")
+    ]
 
 
 def _preview_set(yard: Yard, caller: Caller, *, tenant: str = "", **given: Any) -> Preview:

@@ -23,7 +23,8 @@ Role = Literal["viewer", "operator", "admin"]
 class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A key of a tenant, of an operator, or both.
 
-    ``models`` and ``classes`` are what it may use; None: everything. A key without a tenant opens
+    ``models`` and ``classes`` are what it may use; None: everything. ``stream_interval_ms`` 0 is
+    its tenant's. A key without a tenant opens
     the board only: gateways of before roles cannot decode it, and refuse it.
     """
 
@@ -33,6 +34,7 @@ class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True):
     classes: list[PriorityClass] | None = None
     created_ms: int = 0  # unix time
     role: Role | None = None  # at the board; None: it opens no board
+    stream_interval_ms: int = 0
 
 
 def new_key() -> str:

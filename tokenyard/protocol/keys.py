@@ -238,7 +238,7 @@ class Keys:
     tally = _Key()
 
 
-#: Under this name gateways are woken by replies.
+#: Begins the names of the streams on which gateways are answered.
 GATEWAY_CLIENT: Final = "gateway"
 #: A batch job is the client of its requests, by its id.
 BATCH_PREFIX: Final = "batch_"

@@ -25,6 +25,7 @@ from tokenyard.protocol.wire import (
     MAX_FIELDS,
     MAX_ID_BYTES,
     MAX_RESULT_TTL_S,
+    MAX_STREAM_INTERVAL_MS,
     MAX_TOKEN_ID,
     OWN_FIELDS,
     PLAIN_CHAT,
@@ -261,6 +262,10 @@ _TEMPLATE_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"prompt", b"common
 _texts_decoder = ForeignJson[dict[str, str]](dict[str, str])
 
 
+#: A stream of replies that its reader has named so that nobody can guess it.
+_SECRET_STREAM: Final = re.compile(r"replies:[A-Za-z0-9_.:@-]{1,67}\.[0-9a-f]{32}")
+
+
 def parse_name(raw: bytes) -> str | None:
     """The name of a client; None where it is invalid."""
     text = raw.decode(errors="replace")
@@ -414,8 +419,9 @@ def _parse_address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
 
 def _parse_reply_to(fields: Mapping[bytes, bytes], client: str) -> str:
     reply_to = read_text(fields, "reply_to")
-    if reply_to not in ("", f"replies:{client}"):
-        raise InvalidRequest("reply_to", f"leave it out or give replies:{client}")
+    if reply_to not in ("", f"replies:{client}") and not _SECRET_STREAM.fullmatch(reply_to):
+        message = f"leave it out or give replies:{client}, or replies:<name>.<32 hex digits>"
+        raise InvalidRequest("reply_to", message)
     return reply_to
 
 
@@ -448,6 +454,7 @@ def _parse_body(
         model=read_text(fields, "model"),
         params=read_params(fields, defaults),
         stream=read_flag(fields, "stream"),
+        stream_interval_ms=_read_interval(fields),
         reply_to=reply_to,
         priority=read_integer(fields, "priority", 0, -(2**31), 2**31 - 1),
         deadline_ms=read_integer(fields, "deadline", 0, 0, 2**53) or None,
@@ -462,6 +469,12 @@ def _parse_body(
     )
     check_chat(request)
     return request
+
+
+def _read_interval(fields: Mapping[bytes, bytes]) -> int | None:
+    if b"stream_interval_ms" not in fields:
+        return None
+    return read_integer(fields, "stream_interval_ms", 0, 0, MAX_STREAM_INTERVAL_MS)
 
 
 def parse_assignment(

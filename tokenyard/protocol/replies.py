@@ -226,6 +226,25 @@ def to_result(reply: Reply) -> Result:
     )
 
 
+#: Digits of a number of tokens; a ledger may be hostile.
+_LONGEST_COUNT: Final = 10
+
+
+def encode_cached(reply: Reply) -> str:
+    """What the first delta of a stream says of the prefix cache, as the ledger keeps it."""
+    created = reply.created_cache_tokens
+    return f"{reply.cached_tokens} {'' if created is None else created}"
+
+
+def decode_cached(kept: bytes | None) -> tuple[int | None, int | None]:
+    """The tokens of the prompt that were cached, and that came to be; None where unknown."""
+    cached, _, created = (kept or b"").partition(b" ")
+    return (
+        int(cached) if cached.isdigit() and len(cached) < _LONGEST_COUNT else None,
+        int(created) if created.isdigit() and len(created) < _LONGEST_COUNT else None,
+    )
+
+
 def refusal(
     request: Request | Refused,
     code: Code,

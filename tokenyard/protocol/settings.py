@@ -226,6 +226,9 @@ class WorkerSettings(ServiceSettings):
     leak_floor_mib: NotNegative[float] = 64.0
     #: A busy engine that makes no step for so long is killed.
     hang_timeout_s: Positive = 60.0
+    #: Least time between two deltas of a stream that names none, while a worker has more than 32;
+    #: fewer, and the first, get each token.
+    stream_interval_ms: NotNegative[int] = 30
     #: Most bytes of a constraint on the text (`structured_outputs`), as JSON.
     max_grammar_bytes: AtLeastOne = MAX_GRAMMAR_BYTES
     #: A request is refused where its grammar takes longer to compile.

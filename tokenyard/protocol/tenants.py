@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tokenyard.protocol.keys import MAX_TENANT, PriorityClass, is_tenant
+from tokenyard.protocol.wire import MAX_STREAM_INTERVAL_MS
 
 #: What `is_tenant` asks for.
 TENANT_RULE: Final = f"use 1 to {MAX_TENANT} of A-Z a-z 0-9 _ . : @ -"
@@ -37,10 +38,15 @@ class TenantSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: Limit = 0  # of one request
     models: Annotated[list[str], Meta(min_length=1)] | None = None
     classes: Annotated[list[PriorityClass], Meta(min_length=1)] | None = None
+    stream_interval_ms: Annotated[int, Meta(ge=0, le=MAX_STREAM_INTERVAL_MS)] = 0  # by HTTP
 
 
 #: The settings that can refuse a request.
-LIMITS: Final = tuple(name for name in TenantSettings.__struct_fields__ if name != "weight")
+LIMITS: Final = tuple(
+    name
+    for name in TenantSettings.__struct_fields__
+    if name not in ("weight", "stream_interval_ms")
+)
 DEFAULTS: Final = TenantSettings()
 
 

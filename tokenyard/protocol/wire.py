@@ -33,6 +33,7 @@ MAX_TOKEN_ID: Final = 2**31 - 1
 DEFAULT_CLIENT: Final = "anon"
 DEFAULT_RESULT_TTL_S: Final = 3600
 MAX_RESULT_TTL_S: Final = 30 * 24 * 3600
+MAX_STREAM_INTERVAL_MS: Final = 60_000
 
 ReplyKind = Literal["flat", "frame"]
 
@@ -179,6 +180,7 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     model: str = ""  # the yard's only model where empty
     params: SamplingParams = SamplingParams()
     stream: bool = False
+    stream_interval_ms: int | None = None  # least time between deltas; None: the worker's
     reply_to: str = ""
     priority: int = 0  # lower is sooner; passed on to the engine
     deadline_ms: int | None = None  # unix time
@@ -334,6 +336,8 @@ def request_fields(request: Request) -> dict[str, bytes | str | int]:
         fields["params"] = params
     if request.stream:
         fields["stream"] = 1
+        if request.stream_interval_ms is not None:
+            fields["stream_interval_ms"] = request.stream_interval_ms
     if request.metadata:
         fields["metadata"] = _encode_json(request.metadata)
     if request.chat is not PLAIN_CHAT:

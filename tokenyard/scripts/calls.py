@@ -142,8 +142,8 @@ def script_names() -> tuple[str, ...]:
 
 def destination(keys: Keys, request: Request | Refused) -> str:
     """The stream that a request's replies go to."""
-    if request.kind == "frame":
-        return keys.replies(request.client)
+    if request.reply_to:
+        return f"{keys.prefix}{request.reply_to}"
     return keys.reply(request.client, request.id)
 
 

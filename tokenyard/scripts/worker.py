@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.replies import Reply, Usage, code_of
+from tokenyard.protocol.replies import Reply, Usage, code_of, encode_cached
 from tokenyard.protocol.wire import Assignment, ReplyKind
 from tokenyard.protocol.worker_info import HostInfo, encode_host
 from tokenyard.scripts.answers import (
@@ -115,6 +115,8 @@ class WorkerScripts(Caller):
                 number = (len(keys) - 1 - destinations) // 2
                 if item.epoch is not None:
                     notes += ["epoch", number, len(keys) - 1, item.epoch]
+                if request.reply_to and reply.cached_tokens is not None:
+                    notes += ["cached", number, len(keys) - 1, encode_cached(reply)]
                 if request.params.n > 1:
                     key = self.keys.choices(request.client, request.id)
                     several.append((number, key, reply.index))
@@ -184,7 +186,7 @@ def _by_destination(keys: Keys, items: Iterable[Publication]) -> Groups:
     groups: dict[tuple[str, str], list[tuple[int, Publication]]] = {}
     for at, item in enumerate(items):
         request = item.assignment.request
-        whose = (request.client, "" if request.reply_to else request.id)
+        whose = (request.reply_to, "") if request.reply_to else (request.client, request.id)
         groups.setdefault(whose, []).append((at, item))
     firsts = [(group[0][1].assignment.request, group) for group in groups.values()]
     return [((destination(keys, first), first.kind), group) for first, group in firsts]

@@ -101,6 +101,7 @@ class RedisLaneSession:
             stats=stats,
             tracer=tracer,
             results=results,
+            stream_interval_ms=settings.stream_interval_ms,
         )
         self.runs = self._publisher.runs
         self._reader = LaneReader(

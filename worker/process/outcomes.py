@@ -36,6 +36,7 @@ class Run(Struct, eq=False):
     shown: bytearray = field(default_factory=bytearray)
     first_token: float | None = None
     has_stored_epoch: bool = False  # the ledger has the epoch of its first token
+    interval_ms: int | None = None  # between its deltas; None before the first
     waited_ms: int = 0  # `Assignment.waited_ms`, which takes its time to be read
 
     def __post_init__(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Final, TypeVar
@@ -68,6 +69,7 @@ class Publisher:
         stats: RunningStats,
         tracer: Tracer,
         results: RecentResults,
+        stream_interval_ms: int,
     ) -> None:
         """``on_stale`` takes a lane entry and, if that may be cancelled, `Aborted.charged`."""
         self.runs: dict[str, Run] = {}  # by lane entry
@@ -80,6 +82,8 @@ class Publisher:
         self._stats = stats
         self._spans = EngineSpans(tracer, info, worker)
         self._results = results
+        self._pace = StreamPace(stream_interval_ms)
+        self._epoch: int | None = None  # of the last step
         # Steps with the epoch in which they were made, and cancelled requests. A SimpleQueue wakes
         # its reader in half the time of a Queue; `put` enforces the bound.
         self._queue: queue.SimpleQueue[_Step | Aborted] = queue.SimpleQueue()
@@ -119,8 +123,9 @@ class Publisher:
     def run_once(self) -> None:
         """Publish the waiting steps; wait a little for the first."""
         try:
-            taken = [self._queue.get(timeout=0.2)]
+            taken = [self._queue.get(timeout=self._pace.wait_s(0.2))]
         except queue.Empty:
+            self._publish((), self._epoch)
             return
         waiting = min(STEPS_AT_ONCE, self._queue.qsize())
         taken += [self._queue.get_nowait() for _ in range(waiting)]
@@ -128,12 +133,13 @@ class Publisher:
             self._has_taken.set()
         steps = [one for one in taken if not isinstance(one, Aborted)]
         for epoch, alike in itertools.groupby(steps, itemgetter(0)):
+            self._epoch = epoch
             self._publish([event for _, events in alike for event in events], epoch)
         if used := [one.used for one in taken if isinstance(one, Aborted)]:
             self._call(lambda: self._scripts.settle_cancelled(self._worker, used))
 
     def _publish(self, events: Sequence[Outcome], epoch: int | None) -> None:
-        events = merge(events)
+        events = merge(self._pace.due(events, self.runs))
         for event in events:
             if isinstance(event, RequestError) and event.code is Code.INFERENCE_ERROR:
                 self._hand_back(event)
@@ -256,3 +262,53 @@ class Publisher:
             except redis.RedisError as error:
                 clock.wait(self._stop, self._outage.note(error))
         return None
+
+
+#: With more streams than this, a worker publishes those that name no interval in its usual one.
+FEW_STREAMS: Final = 32
+
+
+class StreamPace:
+    """Holds deltas back, so that a stream has one in each of its intervals.
+
+    The first of a request, and its end, wait for nothing. The streams of an interval are published
+    together.
+    """
+
+    def __init__(self, usual_ms: int) -> None:
+        """``usual_ms`` is the interval of streams that name none, while there are many."""
+        self._usual_ms = usual_ms
+        # By interval in ms: what is held, and when it is due (monotonic).
+        self._held: dict[int, list[Outcome]] = {}
+        self._due: dict[int, float] = {}
+
+    def due(self, events: Sequence[Outcome], runs: Mapping[str, Run]) -> list[Outcome]:
+        """What of these and of earlier events is to be published now."""
+        now = clock.monotonic()
+        found: list[Outcome] = []
+        for event in events:
+            interval_ms = self._interval_ms(event, runs)
+            if interval_ms:
+                self._held.setdefault(interval_ms, []).append(event)
+            else:
+                found.append(event)
+        for interval_ms in [one for one in self._held if now >= self._due.get(one, now)]:
+            found += self._held.pop(interval_ms)
+            self._due[interval_ms] = now + interval_ms / 1000
+        return found
+
+    def _interval_ms(self, event: Outcome, runs: Mapping[str, Run]) -> int:
+        run = runs.get(event.key) if isinstance(event, TokenDelta) else None
+        if run is None:
+            return 0
+        if run.interval_ms is None:  # this is its first delta
+            usual_ms = self._usual_ms if len(runs) > FEW_STREAMS else 0
+            asked_ms = run.assignment.request.stream_interval_ms
+            run.interval_ms = usual_ms if asked_ms is None else asked_ms
+            return 0
+        return run.interval_ms
+
+    def wait_s(self, most_s: float) -> float:
+        """How long nothing becomes due, at most so long."""
+        due = min((self._due[one] for one in self._held), default=math.inf)
+        return min(most_s, max(0.0, due - clock.monotonic()))

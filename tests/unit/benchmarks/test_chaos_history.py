@@ -299,13 +299,15 @@ def test_commands_of_the_broker_become_events() -> None:
     frame = b"\xdd" + len(packed).to_bytes(4, "big") + b"".join(packed)
     flat = ["id", ID, "event", "delta", "seq", "0", "tokens", delta.tokens]
     place = ["MAXLEN", "=", "10", "5000-0"]
+    elsewhere = ["reply_to", f"replies:gateway.{'0' * 32}"]
     commands = [
         sent("SELECT", "0"),
         sent("XADD", keys.intake("low"), "5000-0", "id", ID, "client", C),
         sent("XADD", keys.lane("w.1"), "5000-1", "id", ID),
         sent("XADD", keys.replies(C), *place, "frame", frame),
         sent("XADD", keys.reply("anon", ID), *place, *flat),
-        sent("XADD", keys.reply("gateway", "1"), *place, "w", "1"),
+        sent("XADD", keys.intake("low"), "5000-0", *("id", ID, "client", "http"), *elsewhere),
+        sent("XADD", f"{keys.prefix}{elsewhere[1]}", *place, "frame", frame),
         sent("XADD", keys.events, *place, "event", "joined"),
         sent("HSET", keys.workers, "w.1", worker_json(pid=7)),
         sent("XADD", "tokenyard:{other}:intake:low", "5000-0", "id", "another yard's"),
@@ -319,6 +321,9 @@ def test_commands_of_the_broker_become_events() -> None:
         Published(5.0, C, ID, "delta", 0, TOKENS[:2], place="replies"),
         Published(5.0, C, ID, "result", 2, TOKENS, "completed", place="replies"),
         Published(5.0, "anon", ID, "delta", 0, TOKENS[:2], place="reply"),
+        Moved(5.0, "http", ID, "intake:low"),
+        Published(5.0, "http", ID, "delta", 0, TOKENS[:2], place="replies"),
+        Published(5.0, "http", ID, "result", 2, TOKENS, "completed", place="replies"),
         Joined("w.1", 7),
     ]
 

@@ -30,6 +30,7 @@ INCIDENTAL = {
     "id",
     "client",
     "stream",
+    "stream_interval_ms",
     "reply_to",
     "priority",
     "deadline_ms",

@@ -218,6 +218,12 @@ def test_longest_id_is_counted_in_bytes() -> None:
         ({"stream": b"yes"}, "stream: must be 0 or 1"),
         ({"stream": b""}, "stream: must be 0 or 1"),
         ({"reply_to": b"replies:bob"}, "reply_to: leave it out or give replies:anon"),
+        *(
+            ({"reply_to": b"replies:" + name}, "reply_to: leave it out or give replies:anon")
+            for name in (b"bob." + b"0" * 31, b"b/b." + b"0" * 32, b"." + b"0" * 32)
+        ),
+        ({"stream_interval_ms": b"-1"}, "stream_interval_ms: "),
+        ({"stream_interval_ms": b"60001"}, "stream_interval_ms: "),
         ({"reply_to": b"\xff"}, "reply_to: is not UTF-8"),
         ({"priority": b"soon"}, "priority: is not a whole number"),
         ({"priority": b"1.5"}, "priority: is not a whole number"),

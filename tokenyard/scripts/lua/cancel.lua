@@ -6,7 +6,7 @@
 -- KEYS[3] intake:<intake> or lane:<worker> (stream): where the caller saw it; any, if
 --   nowhere
 -- KEYS[4] reply:<client>/<id> (stream)
--- KEYS[5] replies:<client> (stream)
+-- KEYS[5] replies:<client> (stream); the entry may name another one
 -- KEYS[6] tally (hash)
 -- KEYS[7] quarantine (hash): the entry that runs alone, by worker
 -- ARGV[1] state in which the caller saw it: waiting, assigned, or '' for not at all
@@ -55,12 +55,12 @@ local function postpone(charge, input, output)
   redis.call('HSET', ledger, 'used', string.format('%.0f %.0f', input, output))
 end
 
-local function conclude(ttl, is_flat, is_framed)
+local function conclude(ttl, is_flat, framed)
   local result = pack_result(ARGV[3], 'cancelled', redis.call('GET', KEYS[2]) or '', ARGV[6])
   redis.call('HSET', ledger, 'state', 'cancelled', 'result', result, 'ended', server_ms())
   redis.call('EXPIRE', ledger, ttl)
   redis.call('DEL', KEYS[2])
-  local places = {flat = is_flat and KEYS[4], frame = is_framed and KEYS[5]}
+  local places = {flat = is_flat and KEYS[4], frame = framed}
   for kind, destination in pairs(places) do
     if destination then
       add_replies(destination, kind, {result}, ARGV[5])
@@ -124,6 +124,10 @@ count_in(KEYS[6], 'count:cancelled:' .. (class or ''), 1)
 local ttl = tonumber((fields['result_ttl'] or ''):match('^%d+$') or '0')
 if ttl < 1 or ttl > MOST_TTL_S then ttl = ARGV[4] end
 -- Only the entry has the reply stream, so the result goes to both.
-local is_framed = (fields['reply_to'] or '') ~= ''
-conclude(ttl, not found or not is_framed, not found or is_framed)
+local framed = not found and KEYS[5]
+if (fields['reply_to'] or '') ~= '' then
+  local name = fields['reply_to']:match('^replies:[%w_.:@-]+$')
+  framed = name and prefix_of(ledger) .. name or KEYS[5]
+end
+conclude(ttl, not found or not framed, framed)
 return CANCELLED

@@ -9,10 +9,11 @@
 -- ARGV[3] how many KEYS say whose tokens are, at the end
 -- ARGV[4...] for each destination: kind (flat: one entry for each delta; frame: one entry for
 --   all), number of deltas, then for each delta: attempt, seq (tokens published before it),
---   its tokens (packed int32), the reply (msgpack map); behind them all, for each delta whose
---   generation epoch is to be known: `epoch`, its number from 1, place of its ledger in KEYS,
---   epoch; and for each delta of a stream of several choices: `choice`, its number, place of its
---   tokens:<client>#/<id> (string) in KEYS, the byte of its choice. Those stand in KEYS behind all
+--   its tokens (packed int32), the reply (msgpack map); behind them all, for each delta of which
+--   the ledger keeps something: the field (`epoch` or `cached`), its number from 1, place of its
+--   ledger in KEYS, the value; and for each delta of a stream of several choices: `choice`, its
+--   number, place of its tokens:<client>#/<id> (string) in KEYS, the byte of its choice. Those
+--   stand in KEYS behind all
 -- Returns -1 LEASE_LOST, or one code for each delta: 1 PUBLISHED, 2 REPEATED (was published by
 --   an earlier call whose answer was lost, or has no tokens), 0 STALE (another attempt has the
 --   request, or tokens before it are missing). What is refused because of the lease or of another
@@ -71,11 +72,11 @@ local KEEP_S = 24 * 3600
 for i = a, #ARGV, 4 do
   local number, key, value = tonumber(ARGV[i + 1]), KEYS[tonumber(ARGV[i + 2])], ARGV[i + 3]
   if replies[number] == PUBLISHED then
-    if ARGV[i] == 'epoch' then
-      redis.call('HSETNX', key, 'epoch', value)
-    else
+    if ARGV[i] == 'choice' then
       note_choice(key, value, spans[number])
       redis.call('EXPIRE', key, KEEP_S)
+    else
+      redis.call('HSETNX', key, ARGV[i], value)
     end
   end
 end
