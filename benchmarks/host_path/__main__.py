@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import click
 
+from benchmarks.host_path.broker import instructions_per_delta
 from benchmarks.host_path.device import Timing, read_timing
 from benchmarks.llama import Shape, model_spec, models_folder, write_llama
 from benchmarks.machine import machine
@@ -51,6 +52,8 @@ _DEVICE: Final = f"{__package__}.device.TimedWorker"
 _SEED: Final = 6
 _OFFERED: Final = 0.5
 _LEAST_PACED: Final = 8
+#: Streams of the gateway in whose frames the broker's instructions are counted.
+_STREAMS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,8 @@ def summary(report: Report, plan: Plan) -> dict[str, Any]:
     figures |= {
         "whole_ratio": _ratio(report.full, "tokenyard", "generate"),
         "engine_other_share": figures.get("tokenyard_stream_engine_other_share"),
+        "broker_instructions_per_delta": instructions_per_delta("frames", _STREAMS),
+        "flat_instructions_per_delta": instructions_per_delta("flat", _STREAMS),
     }
     return {name: None if one is None else round(one, 4) for name, one in figures.items()}
 
@@ -223,7 +228,20 @@ def show(figures: Mapping[str, Any]) -> None:
             if name not in WHOLE
         ],
     )
-    print_table("", ("", ""), [("whole_ratio", cell(figures["whole_ratio"]))])
+    print_table(
+        "",
+        ("", ""),
+        [
+            ("whole answers, of LLM.generate", cell(figures["whole_ratio"])),
+            *(
+                (f"broker instructions for a delta of one token, {title}", cell(figures[name]))
+                for name, title in (
+                    ("broker_instructions_per_delta", f"{_STREAMS} streams in frames"),
+                    ("flat_instructions_per_delta", f"{_STREAMS} streams of their own"),
+                )
+            ),
+        ],
+    )
     print(machine())
 
 

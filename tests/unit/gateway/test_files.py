@@ -91,10 +91,11 @@ class Asker:
 
     async def serve(self, call: Call) -> None:
         endpoint, params = self.router.find(call.path)
-        route = endpoint.routes.get(call.scope["method"]) if endpoint else None
-        if route is None:
-            raise self.router.refusal(call.scope["method"], call.path)
-        await self.router.handler(route)(replace(call, params=params))
+        method = call.scope["method"]
+        if endpoint is None or method not in endpoint.served:
+            raise self.router.refusal(method, call.path)
+        _, handler = endpoint.served[method]
+        await handler(replace(call, params=params))
 
     def get(self, path: str, principal: Principal = ALICE) -> Heard:
         return self.ask(httpx.Request("GET", URL + path), principal)

@@ -34,6 +34,20 @@ local function note_choice(key, index, span)
   redis.call('APPEND', key, string.rep(index, span[2]))
 end
 
+-- Append tokens, unless others than those before them are there. Nearly always they can be appended:
+-- so that is tried first, and costs one command.
+local function append(tokens, seq, packed)
+  if packed == '' then return REPEATED end
+  local before = redis.call('APPEND', tokens, packed) - #packed
+  if before == 4 * seq then return PUBLISHED end
+  if before == 0 then
+    redis.call('DEL', tokens)
+  else
+    redis.call('SET', tokens, redis.call('GETRANGE', tokens, 0, before - 1))
+  end
+  return 4 * seq + #packed <= before and REPEATED or STALE
+end
+
 local function publish(ledger, tokens, attempt, seq, packed)
   if not is_held then
     note_refusal(ledger, ARGV[1], attempt, 'tokens')
@@ -44,11 +58,7 @@ local function publish(ledger, tokens, attempt, seq, packed)
     note_refusal(ledger, ARGV[1], attempt, 'tokens')
     return STALE
   end
-  local published = redis.call('STRLEN', tokens) / 4
-  if tonumber(seq) + #packed / 4 <= published then return REPEATED end
-  if tonumber(seq) ~= published then return STALE end
-  redis.call('APPEND', tokens, packed)
-  return PUBLISHED
+  return append(tokens, tonumber(seq), packed)
 end
 
 local replies, k, a = {}, 2, 4
