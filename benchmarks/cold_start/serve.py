@@ -25,6 +25,7 @@ from tokenyard.process.children import start_child, stop_child
 from worker.models import ModelSpec
 
 HOST: Final = "127.0.0.1"
+_ROOT: Final = Path(__file__).parents[2]
 _POLL_S: Final = 0.02
 _STOP_S: Final = 20.0
 #: One process, like Tokenyard's engines; by default vLLM starts one or two more and takes longer.
@@ -115,7 +116,8 @@ def _started(model: ModelSpec, folder: Path, more_options: Sequence[str]) -> Ite
     command = [str(Path(sys.executable).parent / "vllm"), "serve", model.path]
     command += ["--host", HOST, "--port", str(port), *_options(model), *more_options]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1"}
-    paths = [*_named_vllm(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # A worker's class may be one of ours.
+    paths = [*_named_vllm(folder), *filter(None, [os.environ.get("PYTHONPATH")]), str(_ROOT)]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     process = start_child(command, log, env=environment)
     try:
@@ -138,7 +140,7 @@ def _options(model: ModelSpec) -> list[str]:
 def _option(name: str, value: object) -> list[str]:
     if isinstance(value, bool):
         return [name if value else name.replace("--", "--no-", 1)]
-    return [name, str(value)]
+    return [name, json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
 def _named_vllm(folder: Path) -> list[str]:

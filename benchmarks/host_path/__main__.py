@@ -45,10 +45,13 @@ SIDES: Final = {
     "generate": "LLM.generate",
     "tokenyard": "Tokenyard",
     "tokenyard_stream": "Tokenyard, streaming",
+    "async": "AsyncLLM, streaming",
+    "serve_stream": "vllm serve, streaming",
 }
-ENGINES: Final[tuple[Engine, ...]] = ("program", "tokenyard")
+ENGINES: Final[tuple[Engine, ...]] = ("program", "tokenyard", "async", "serve")
 WHOLE: Final = ("generate", "tokenyard")
 _DEVICE: Final = f"{__package__}.device.TimedWorker"
+_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _SEED: Final = 6
 _OFFERED: Final = 0.5
 _LEAST_PACED: Final = 8
@@ -108,11 +111,13 @@ class Report:
     offered_per_s: float = 0.0
 
 
-def workload_for(plan: Plan, path: Path, report: Path) -> Workload:
+def workload_for(engine: Engine, plan: Plan, path: Path, report: Path) -> Workload:
     """The model on a made-up device, which reports in a file."""
     model = model_spec(SHAPE, path, plan.requests, gpu=False)
     timed = {"step_ms": plan.step_ms, "sequence_us": 0.0, "token_us": 0.0, "report": str(report)}
     arguments = {**model.engine_args, "worker_cls": _DEVICE, "additional_config": {"timed": timed}}
+    if engine != "tokenyard":  # on a CPU vLLM gives its worker another process, as not on a GPU
+        arguments["distributed_executor_backend"] = _EXECUTOR
     return long_workload("host path", replace(model, engine_args=arguments))
 
 
@@ -124,7 +129,7 @@ def stage(plan: Plan) -> Iterator[Stage]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
         reports = {engine: folder / engine for engine in ENGINES}
         begun = {
-            engine: begin(engine, workload_for(plan, path, report), stack)
+            engine: begin(engine, workload_for(engine, plan, path, report), stack)
             for engine, report in reports.items()
         }
         sides: dict[str, Side] = {}
@@ -181,6 +186,8 @@ def summary(report: Report, plan: Plan) -> dict[str, Any]:
         )
     figures |= {
         "whole_ratio": _ratio(report.full, "tokenyard", "generate"),
+        "streams_ratio": _ratio(report.full, "tokenyard_stream", "async"),
+        "first_token_later_ms": _later(figures),
         "engine_other_share": figures.get("tokenyard_stream_engine_other_share"),
         "broker_instructions_per_delta": instructions_per_delta("frames", _STREAMS),
         "flat_instructions_per_delta": instructions_per_delta("flat", _STREAMS),
@@ -199,6 +206,14 @@ def _ratio(full: Mapping[str, Sequence[Measured]], ours: str, theirs: str) -> fl
     return statistics.median(
         us.outcome.tokens_per_s / them.outcome.tokens_per_s for us, them in pairs
     )
+
+
+def _later(figures: Mapping[str, Any]) -> float | None:
+    ours, theirs = (
+        figures.get("tokenyard_stream_first_token_ms"),
+        figures.get("async_first_token_ms"),
+    )
+    return None if ours is None or theirs is None else ours - theirs
 
 
 def show(figures: Mapping[str, Any]) -> None:
@@ -233,6 +248,8 @@ def show(figures: Mapping[str, Any]) -> None:
         ("", ""),
         [
             ("whole answers, of LLM.generate", cell(figures["whole_ratio"])),
+            ("streams, of AsyncLLM", cell(figures["streams_ratio"])),
+            ("first token later than of AsyncLLM, ms", cell(figures["first_token_later_ms"])),
             *(
                 (f"broker instructions for a delta of one token, {title}", cell(figures[name]))
                 for name, title in (
