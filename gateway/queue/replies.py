@@ -7,6 +7,7 @@ ledger, which has its tokens so far, and its result when it has ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
@@ -104,10 +105,14 @@ class ReplyReader:
         self._looking.start()
 
     async def stop(self) -> None:
-        """End; streams that are open get nothing more."""
+        """End, and delete the frames that were read; streams that are open get nothing more."""
         await self._looking.stop()
         await self.loop.stop(_READ_S)
         await self._blocking.aclose()
+        trimmed = self._router.trim_rest(clock.monotonic())
+        if trimmed is not None:
+            with contextlib.suppress(TokenyardError), translated(self._url):
+                await carry_out(self._connection, [("XTRIM", self._key, "MINID", trimmed)])
 
     @property
     def count(self) -> int:

@@ -154,14 +154,14 @@ def test_a_gateway_acts_for_its_own_clients_only(guarded: GuardedServer) -> None
         # Given its own clients,
         for name in ("http", CLIENT):
             assert connection.hget(keys.ledger(name, "q1"), "state") is None
-            assert connection.xread({keys.reply(name, "q1"): "0"}) == []
+        assert connection.xread({keys.replies(f"gateway.{'0' * 32}"): "0"}) == []
         # I expect it to be refused those of others,
         for name in ("client", "bob", "httpd", "http-1", "batch_1"):
             commands: list[tuple[object, ...]] = [
                 ("HGET", keys.ledger(name, "q1"), "state"),
                 ("HSET", keys.ledger(name, "q1"), "state", "waiting"),
                 ("GET", keys.tokens(name, "q1")),
-                ("XREAD", "STREAMS", keys.reply(name, "q1"), 0),
+                ("XREAD", "STREAMS", keys.replies(name), 0),
                 ("XADD", keys.reply(name, "q1"), "*", "event", "result"),
                 ("GET", keys.http_record(name, "q1")),
                 ("SET", keys.response(name, "q1"), "x"),

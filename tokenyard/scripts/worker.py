@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -94,7 +94,8 @@ class WorkerScripts(Caller):
     def count_published(self, assignment: Assignment) -> int:
         """Published tokens of a request, over all choices."""
         request = assignment.request
-        return int(self.yard.connection.strlen(self.keys.tokens(request.client, request.id))) // 4
+        packed: Any = self.yard.connection.get(self.keys.tokens(request.client, request.id))
+        return len(packed or b"") // 4
 
     def emit(self, worker: str, deltas: Sequence[Publication]) -> list[Published]:
         """Publish the deltas of one engine step; one code for each, in their order."""
