@@ -26,6 +26,7 @@ LONG: Final[Mapping[str, str]] = {
     "tests/cli/test_old_vllm.py": "an engine for each older vLLM that is played",
     "tests/cli/test_signals.py": "`up` as a process, with all its programs",
     "tests/crash/test_chaos.py": "kills processes under load, with and without vLLM",
+    "tests/crash/test_core.py": "fronts and cores of vLLM that are killed",
     "tests/crash/test_clocks.py": "leases that end by the broker's own clock",
     "tests/deploy": "each kind of deployment as processes",
     "tests/e2e/test_models_on_demand.py": "vLLM loads, swaps and unloads several models",

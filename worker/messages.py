@@ -115,6 +115,11 @@ class UnpauseEngine(EngineCommand):
 
 
 @dataclass(frozen=True, slots=True)
+class OutputsReady(ToProcess):
+    """The engine has made outputs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery(ToProcess):
     """Requests from the lane of ``worker``, batched because each message is costly."""
 

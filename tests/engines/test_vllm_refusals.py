@@ -104,7 +104,8 @@ def test_a_grammar_that_takes_forever_holds_nobody_up(
             for event in vllm_engine.step():
                 if isinstance(event, Finished):
                     outcomes.setdefault(event.key, Outcome()).finished = event
-        monkeypatch.setattr(vllm_engine._grammars, "_limits", GrammarLimits(timeout_s=0.0))
+        core = vllm_engine._link._core
+        monkeypatch.setattr(core._grammars, "_limits", GrammarLimits(timeout_s=0.0))
         (refused,) = vllm_engine.step()
         assert isinstance(refused, RequestError)
         assert (refused.key, refused.code) == ("1-0", "INVALID_REQUEST")

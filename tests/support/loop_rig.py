@@ -49,6 +49,8 @@ class StubEngine:
     made: list[int] | None = field(default_factory=list)  # None: it cannot tell
     changes: list[tuple[Any, ...]] = field(default_factory=list)  # with the requests at that time
 
+    def freeze(self, is_frozen: bool) -> None: ...
+
     def add(self, assignment: Assignment) -> None:
         if self.refuse:
             raise InvalidRequest("prompt", self.refuse)

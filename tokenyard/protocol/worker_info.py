@@ -80,6 +80,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_error_ms: int = 0  # unix time of that
     lease_ms: int = 0  # length of its lease
     cache_tokens: int = 0  # capacity of its prefix cache; 0: unknown
+    core_pid: int = 0  # of the process that has the device; 0: its own
 
 
 class OutputDefaults(Struct, frozen=True, omit_defaults=True):

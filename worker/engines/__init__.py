@@ -5,7 +5,7 @@ Only this package and `worker.executor` may import vllm or torch. `simulated` im
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -88,6 +88,12 @@ class Engine(Protocol):
 
         Raises `tokenyard.protocol.errors.InvalidRequest` if the request cannot run.
         """
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call ``wake``, from another thread, when `step` has work that no call has given it."""
+
+    def freeze(self, is_frozen: bool) -> None:
+        """Generate nothing until it is called again; requests stay as they are."""
 
     def abort(self, keys: Iterable[str]) -> None:
         """Drop requests by lane entry; unknown ones are ignored."""

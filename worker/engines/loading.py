@@ -22,6 +22,7 @@ from worker.engines.vllm.environment import (
     set_environment,
 )
 from worker.engines.vllm.grammars import GrammarLimits
+from worker.engines.vllm.remote import RemoteBackend
 from worker.models import ModelSpec
 
 
@@ -59,7 +60,17 @@ def prepare_host(settings: WorkerSettings) -> list[str]:
         # vLLM's import would kill the fork-server. The processes report why.
         return ["worker.process.main"]
     engine = engine_modules(cpu=on_cpu)
-    return ["worker.process.main", *engine, "worker.engines.preloaded"]
+    return ["worker.process.main", "worker.process.core", *engine, "worker.engines.preloaded"]
+
+
+def make_front_backend(settings: WorkerSettings, core: str) -> Backend:
+    """The backend of a process whose core listens at that address; imports nothing heavy."""
+    return RemoteBackend(
+        core,
+        timeout_s=settings.start_timeout_s,
+        log_stats=bool(settings.metrics_port),
+        grammars=GrammarLimits(settings.max_grammar_bytes, settings.grammar_timeout_s),
+    )
 
 
 def make_backend(settings: WorkerSettings, device: int, groups: Groups | None = None) -> Backend:
@@ -69,6 +80,13 @@ def make_backend(settings: WorkerSettings, device: int, groups: Groups | None = 
     """
     if settings.engine == "simulated":
         return _simulated(settings)
+    return make_core_backend(settings, device, groups)
+
+
+def make_core_backend(
+    settings: WorkerSettings, device: int, groups: Groups | None = None
+) -> VllmBackend:
+    """The same for vLLM, which alone has cores."""
     has_readers = bool(settings.metrics_port)
     grammars = GrammarLimits(settings.max_grammar_bytes, settings.grammar_timeout_s)
     if is_on_cpu(settings):

@@ -225,7 +225,8 @@ class Pool:
         pipes = [member.pipe for member in self.members if member.pipe is not None]
         pipes += [one.output.pipe for one in self.members if one.output and one.output.pipe]
         deaths = {one.process.sentinel: one for one in self.members if one.process is not None}
-        heard = wait([*pipes, *deaths, self.wakeup.fileno()], timeout=timeout_s)
+        cores = {one.core.sentinel: one for one in self.members if one.core is not None}
+        heard = wait([*pipes, *deaths, *cores, self.wakeup.fileno()], timeout=timeout_s)
         if self.wakeup.fileno() in heard:
             self.wakeup.clear()
         for member in self.members:
@@ -236,6 +237,9 @@ class Pool:
         for sentinel, member in deaths.items():
             if sentinel in heard:
                 self._on_exit(member)
+        for sentinel, member in cores.items():
+            if sentinel in heard and member.process is not None:
+                member.process.kill()  # it ends by itself, unless it hangs
 
     def _handle(self, member: WorkerProcessHandle, message: ToController) -> None:
         match message:
@@ -307,6 +311,12 @@ class Pool:
     def _on_exit(self, member: WorkerProcessHandle) -> None:
         """Handle the death of a process: its requests move on first."""
         why, reason = member.why_exited()
+        if member.may_adopt:
+            log.warning("%s: process died (%s); the next takes its model over", member.name, reason)
+            self._listener.died(member, why, reason)
+            if member.adopt():
+                self._listener.changed(member)
+                return
         if failure := member.failed_start():
             self._listener.start_failed(member, failure)
         was_loading, goal = member.state is State.LOADING, self._goal_of(member)

@@ -10,11 +10,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
+import tempfile
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Final
 
 from tokenyard import clock
@@ -44,12 +48,15 @@ from worker.messages import (
     Warm,
 )
 from worker.models import ModelSpec
+from worker.process import core
 from worker.process.main import main
 
 log = logging.getLogger("tokenyard.worker.pool")
 
 #: Earlier incarnations that are remembered, for commands that were given to one of them.
 MOST_FORMER = 100
+#: A core that has told its front why it ends has ended after this time.
+_CORE_S: Final = 2.0
 
 _server = ForkServer
 
@@ -79,6 +86,10 @@ class WorkerProcessHandle:
         """Set what is known of a process to what holds before it starts."""
         settings = self._settings
         self.process: BaseProcess | None = None
+        #: Has the device and the model, if the engine is vLLM; `process` is its front.
+        self.core: BaseProcess | None = None
+        self._address = ""  # of the core
+        self._weights = ""  # that it was asked to load
         self.pipe: Connection | None = None
         self.output: Output | None = None
         self.memory = MemoryHistory(LeakRule(settings.leak_tolerance, settings.leak_floor_mib))
@@ -107,34 +118,114 @@ class WorkerProcessHandle:
 
         If that fails, returns why, and the next try is due after a pause.
         """
-        self.pipe, theirs = _server.Pipe()
         output, their_output = _server.Pipe(duplex=False)
         self.output = Output(output)
-        arguments = (self._settings, self.device, log.getEffectiveLevel(), theirs, their_output)
-        process = _server.Process(target=main, args=arguments, name=self.name)
         self._started = clock.monotonic()
         try:
-            process.start()
+            if self._settings.engine == "vllm":
+                self._start_core(their_output)
+            self._start_front(their_output)
         except (EOFError, OSError) as error:
             # The fork-server, or the process that it had just started, was killed.
             log.warning("%s: no process could be started: %s", self.name, error)
-            self.pipe.close()
             self.output.close()
-            self.pipe, self.output = None, None
+            self.output = None
+            self._end_core()
             self.start_at = clock.monotonic() + self._backoff.failed_start()
             return FailedStart("warming up", said=f"{type(error).__name__}: {error}")
         else:
-            self.process = process
             self._enter(State.WARMING)
-            log.info("%s: process %s starts", self.name, process.pid)
+            log.info("%s: process %s starts", self.name, self.pid)
             return None
         finally:
-            theirs.close()
             their_output.close()
+
+    def _start_core(self, output: Connection) -> None:
+        folder = tempfile.mkdtemp(prefix="tokenyard-")
+        self._address = f"{folder}/core"
+        arguments = (
+            self._settings,
+            self.device,
+            log.getEffectiveLevel(),
+            self._address,
+            output,
+        )
+        process = _server.Process(target=core.main, args=arguments, name=f"{self.name} core")
+        process.start()
+        self.core = process
+
+    def _start_front(self, output: Connection, *, is_adopting: bool = False) -> None:
+        pipe, theirs = _server.Pipe()
+        arguments = (
+            self._settings,
+            self.device,
+            log.getEffectiveLevel(),
+            theirs,
+            output,
+            self._address,
+        )
+        target = partial(main, is_adopting=is_adopting)
+        process = _server.Process(target=target, args=arguments, name=self.name)
+        try:
+            process.start()
+        except (EOFError, OSError):
+            pipe.close()
+            raise
+        finally:
+            theirs.close()
+        self.pipe, self.process = pipe, process
+
+    @property
+    def may_adopt(self) -> bool:
+        """Whether its process was killed, and a new one can take the core over."""
+        status = self._exit_status()
+        is_killed = status is not None and status < 0 and self.exit_cause is None
+        is_there = self.core is not None and self.core.is_alive() and self.spec is not None
+        serves = self.state in (*SERVING, State.LOADING) and not (self.is_retiring or self.is_last)
+        return is_killed and is_there and serves and not self.last_words
+
+    def adopt(self) -> bool:
+        """Start a new process for the core, which has its model; False where none can start."""
+        if self.process is None or self.spec is None:
+            return False
+        self._forget_front()
+        output, their_output = _server.Pipe(duplex=False)
+        self.output = Output(output)
+        try:
+            self._start_front(their_output, is_adopting=True)
+        except (EOFError, OSError) as error:
+            log.warning("%s: no process could be started: %s", self.name, error)
+            return False
+        finally:
+            their_output.close()
+        self.worker, self.served = "", ""
+        self.observed = self.observed.without_engine()
+        self.load(self.spec, self.group, self._weights)
+        return True
+
+    def _forget_front(self) -> None:
+        """Close what belongs to a dead front."""
+        if self.process is not None:
+            self.process.close()
+        if self.pipe is not None:
+            self.pipe.close()
+        if self.output is not None:
+            self.output.pass_on()
+            self.output.close()
+        self.process, self.pipe, self.output = None, None, None
+
+    def _end_core(self) -> None:
+        """Kill the core, if there is one."""
+        process, self.core = self.core, None
+        if process is not None:
+            process.kill()
+            process.join()
+            process.close()
+            shutil.rmtree(Path(self._address).parent, ignore_errors=True)
 
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> None:
         """Load a model, with these weights; as the leader of ``group`` if there is one."""
-        self.spec, self.group = spec, group
+        self.spec, self.group, self._weights = spec, group, weights
         self.send(LoadModel(spec, group, weights))
         self._enter(State.LOADING)
 
@@ -175,8 +266,9 @@ class WorkerProcessHandle:
 
     def kill(self) -> None:
         """Kill the process; its sentinel reports the rest."""
-        if self.process is not None:
-            self.process.kill()
+        for process in (self.process, self.core):
+            if process is not None:
+                process.kill()
 
     def replace(self) -> None:
         """Kill the process for a new one, without a pause: it has not failed."""
@@ -347,24 +439,27 @@ class WorkerProcessHandle:
         return self.exit_cause or cause, f"ended by {_signal_name(-status)}{words}"
 
     def _exit_status(self) -> int | None:
-        """The status of a process that is dead or about to be; None if there is none."""
+        """The status of a process that is dead or about to be; None if there is none.
+
+        Where its core is dead, that was first: its status counts.
+        """
         if self.process is None:
             return None
         self.process.join()
-        return self.process.exitcode
+        status = self.process.exitcode
+        if self.core is None or status is None:
+            return status
+        if status >= 0:
+            self.core.join(_CORE_S)
+        return self.core.exitcode or status
 
     def reap(self) -> None:
         """Clean up after a dead process and plan the next start."""
-        if self.process is not None:
-            if self._exit_status() == UNKNOWN_STATUS:  # it may only look dead
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, signal.SIGKILL)
-            self.process.close()
-        if self.pipe is not None:
-            self.pipe.close()
-        if self.output is not None:
-            self.output.pass_on()
-            self.output.close()
+        if self.process is not None and self._exit_status() == UNKNOWN_STATUS:
+            with contextlib.suppress(ProcessLookupError):  # it may only look dead
+                os.kill(self.pid, signal.SIGKILL)
+        self._end_core()
+        self._forget_front()
         is_replaced = self.exit_cause == "left"
         # A process that dies in a long warm-up has not been healthy.
         was_healthy = self.memory.baseline is not None and self.lived_s > HEALTHY_S

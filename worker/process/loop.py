@@ -24,6 +24,7 @@ from worker.messages import (
     Fenced,
     LaneReleased,
     LeaseLost,
+    OutputsReady,
     PauseEngine,
     Ready,
     ReloadWeights,
@@ -140,9 +141,8 @@ class EngineLoop:
 
     def _take(self, item: ToProcess) -> None:
         match item:
-            case Delivery(worker, assignments):
-                for assignment in assignments:
-                    self._admit(worker, assignment)
+            case Delivery():
+                self._admit_all(item)
             case Stale(worker, entry, charged):
                 self._drop(worker, entry, charged)
             case AbortRequests(worker, entries):
@@ -160,6 +160,8 @@ class EngineLoop:
                 self._set_run_state(item)
             case Sleep() | Wake() | ReloadWeights():
                 self._change_engine(item)
+            case OutputsReady():
+                pass  # it has ended the wait
             case Unload() | Stop():
                 self._is_over = True
                 self.is_stopped = isinstance(item, Stop)
@@ -207,6 +209,7 @@ class EngineLoop:
     def _pause_engine(self, mode: PauseMode) -> None:
         """Begin no request; drop, finish or keep the running ones, by ``mode``."""
         self._pause, self._is_at_rest = mode, False
+        self._engine.freeze(mode == "keep")
         if mode == "abort" and self._session and self._session.runs:
             self._release_lane()
         if mode != "wait":
@@ -233,6 +236,7 @@ class EngineLoop:
 
     def _resume(self) -> None:
         self._pause, self._is_at_rest = None, False
+        self._engine.freeze(False)
         held, self._held = self._held, {}
         for entry, assignment in held.items():
             if self._session:
@@ -240,6 +244,10 @@ class EngineLoop:
                 self._begin(assignment)
 
     # Requests
+
+    def _admit_all(self, delivery: Delivery) -> None:
+        for assignment in delivery.assignments:
+            self._admit(delivery.worker, assignment)
 
     def _admit(self, worker: str, assignment: Assignment) -> None:
         session = self._session

@@ -22,9 +22,8 @@ from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry import logs
 from tokenyard.telemetry.tracing import Tracer
-from worker import executor
 from worker.engines import Backend, DeviceLost
-from worker.engines.loading import make_backend
+from worker.engines.loading import make_backend, make_front_backend
 from worker.messages import (
     LOCAL,
     Attach,
@@ -32,6 +31,7 @@ from worker.messages import (
     EngineStats,
     Heartbeat,
     LoadModel,
+    OutputsReady,
     ProcessFailed,
     Ready,
     Stop,
@@ -50,11 +50,19 @@ HEARTBEAT_S = 1.0
 
 
 def main(
-    settings: WorkerSettings, device: int, log_level: int, pipe: Connection, output: Connection
+    settings: WorkerSettings,
+    device: int,
+    log_level: int,
+    pipe: Connection,
+    output: Connection,
+    core: str = "",
+    *,
+    is_adopting: bool = False,
 ) -> None:
-    """Entry point of the process.
+    """Entry point of the process, whose core, if it has one, listens at the address ``core``.
 
-    Standard error goes to ``output``, where the controller keeps the last lines.
+    With ``is_adopting`` the core has a model already, which the first command names. Standard error
+    goes to ``output``, where the controller keeps the last lines.
     """
     os.dup2(output.fileno(), 2)
     output.close()
@@ -68,7 +76,7 @@ def main(
     deepen_main()  # vLLM looks at a grammar before it is compiled
     end_with_threads()  # without its reader or publisher the lane would never be served
     collect_seldom()
-    process = WorkerProcess(settings, device, pipe)
+    process = WorkerProcess(settings, device, pipe, core, is_adopting=is_adopting)
     try:
         process.run()
     except Exception as error:
@@ -82,8 +90,18 @@ def main(
 class WorkerProcess:
     """Warms up, then loads and serves the models that its controller names."""
 
-    def __init__(self, settings: WorkerSettings, device: int, pipe: Connection) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        device: int,
+        pipe: Connection,
+        core: str = "",
+        *,
+        is_adopting: bool = False,
+    ) -> None:
         self._settings = settings
+        self._core = core
+        self._is_adopting = is_adopting
         self._device = device
         self._pipe = pipe
         self._pipe_lock = threading.Lock()
@@ -101,9 +119,14 @@ class WorkerProcess:
         for target in (self._die_with_controller, self._receive, self._send_heartbeats):
             threading.Thread(target=target, name=target.__name__.strip("_"), daemon=True).start()
         self._tracer.start()
-        self._backend = backend = make_backend(self._settings, self._device, executor)
+        self._backend = backend = (
+            make_front_backend(self._settings, self._core)
+            if self._core
+            else make_backend(self._settings, self._device)
+        )
         phases_s = backend.warm_up()
-        self._send(Warm(backend.memory(), phases_s))
+        if not self._is_adopting:
+            self._send(Warm(backend.memory(), phases_s))
         self.is_warm = True
         while self._run_command(backend, self._inbox.get()):
             pass
@@ -157,6 +180,7 @@ class WorkerProcess:
         self._loop = loop = EngineLoop(
             engine, self._inbox, open_session, backend.memory, self._send, results
         )
+        engine.listen(lambda: self._inbox.put(OutputsReady()))
         self._send(Ready(engine.info, backend.memory()))
         loop.run()
         self._loop = None

@@ -44,9 +44,10 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
             if cleans:
                 raise cleans
 
-        monkeypatch.setitem(
-            sys.modules, "worker.engines.vllm.engine", SimpleNamespace(VllmEngine=make)
-        )
+        core = SimpleNamespace(Core=make, LocalLink=lambda made: made)
+        monkeypatch.setitem(sys.modules, "worker.engines.vllm.core", core)
+        front = SimpleNamespace(VllmEngine=lambda _, link, **__: link)
+        monkeypatch.setitem(sys.modules, "worker.engines.vllm.engine", front)
         monkeypatch.setattr(vllm_backend, "let_go", let_go)
         monkeypatch.setattr(vllm_backend, "held_back", lambda **_: nullcontext())
         return done

@@ -13,7 +13,7 @@ import pytest
 from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.wire import SamplingParams, StructuredOutputs
-from worker.engines.vllm.grammars import GrammarLimits, GrammarThreads
+from worker.engines.vllm.grammars import GrammarLimits, GrammarThreads, check_grammar
 
 
 @pytest.fixture
@@ -120,10 +120,12 @@ def test_a_constraint_has_a_largest_size(
     threads: GrammarThreads, constraint: StructuredOutputs
 ) -> None:
     with pytest.raises(InvalidRequest, match=r"at most 100 are taken") as refused:
-        threads.check(SamplingParams(structured_outputs=constraint))
+        check_grammar(SamplingParams(structured_outputs=constraint), threads._limits)
     assert refused.value.field == "params.structured_outputs"
 
 
 def test_smaller_constraints_and_none_are_taken(threads: GrammarThreads) -> None:
-    threads.check(SamplingParams())
-    threads.check(SamplingParams(structured_outputs=StructuredOutputs(regex="a" * 80)))
+    check_grammar(SamplingParams(), threads._limits)
+    check_grammar(
+        SamplingParams(structured_outputs=StructuredOutputs(regex="a" * 80)), threads._limits
+    )

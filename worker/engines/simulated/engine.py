@@ -114,6 +114,12 @@ class SimulatedEngine:
         generation.is_faulty = self._crash.is_faulty(prompt, assignment.faults)
         self._waiting.append(generation)
 
+    def listen(self, wake: Callable[[], None]) -> None:
+        """It makes outputs in its steps only."""
+
+    def freeze(self, is_frozen: bool) -> None:
+        """It makes outputs in its steps only."""
+
     def abort(self, keys: Iterable[str]) -> None:
         """Drop requests by lane entry; unknown ones are ignored."""
         gone = set(keys)

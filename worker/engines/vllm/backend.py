@@ -43,7 +43,7 @@ from worker.engines.vllm.warm_base import (
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
-    from worker.engines.vllm.engine import VllmEngine
+    from worker.engines.vllm.core import Core
 
 log = logging.getLogger("tokenyard.worker.engines")
 
@@ -113,7 +113,11 @@ class VllmBackend:
 
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
         """Load an engine; see `worker.engines.Backend.load`."""
-        return self._load(spec, group, weights, log_stats=self._log_stats)
+        from worker.engines.vllm.core import LocalLink
+        from worker.engines.vllm.engine import VllmEngine
+
+        link = LocalLink(self.load_core(spec, group, weights))
+        return VllmEngine(spec, link, log_stats=self._log_stats, grammars=self._grammars)
 
     def attend(self, group: RankGroup) -> None:
         """Serve a group's leader; see `worker.engines.Backend.attend`."""
@@ -136,14 +140,8 @@ class VllmBackend:
         """The sensors of the GPU; see `worker.engines.Backend.read_sensors`."""
         return self._sensors.read() if self._sensors else SensorReading()
 
-    def _load(
-        self,
-        spec: ModelSpec,
-        group: RankGroup | None = None,
-        weights: str = "",
-        *,
-        log_stats: bool = False,
-    ) -> VllmEngine:
+    def load_core(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Core:
+        """Load a model, without its front."""
         if group and self._is_alone:
             raise ValueError(
                 f"this model takes {group.size} devices, but MIG instances cannot form a group"
@@ -151,17 +149,17 @@ class VllmBackend:
         # Ranks of a group wait for each other, so none may wait for other processes.
         lock = DeviceLock() if group else self._lock
         with held_back(has_kernels=self._has_kernels), lock.exclusive():
-            made = partial(self._make, spec, group, weights, lock, log_stats=log_stats)
+            made = partial(self._make, spec, group, weights, lock)
             try:
-                engine = made()
+                core = made()
             except Exception as error:
                 if group or not was_disturbed(error):
                     raise
                 log.warning("%s: another process interfered; trying again (%s)", spec.name, error)
-                engine = None
-            engine = engine or made()
+                core = None
+            core = core or made()
         self._has_kernels = True
-        return engine
+        return core
 
     def _make(
         self,
@@ -169,20 +167,18 @@ class VllmBackend:
         group: RankGroup | None,
         weights: str,
         lock: DeviceLock,
-        *,
-        log_stats: bool,
-    ) -> VllmEngine:
-        from worker.engines.vllm.engine import VllmEngine
+    ) -> Core:
+        from worker.engines.vllm.core import Core
 
         executor = self._require_groups().executor_for(group) if group else None
         try:
-            return VllmEngine(
+            return Core(
                 spec,
                 device=self._device,
                 executor=executor,
                 weights=weights,
                 lock=lock,
-                log_stats=log_stats,
+                log_stats=self._log_stats,
                 grammars=self._grammars,
             )
         except BaseException as error:
@@ -240,7 +236,7 @@ class VllmBackend:
             with (
                 unmonitored(),
                 tempfile.TemporaryDirectory(prefix="tokenyard-") as folder,
-                closing(self._load(write_model(Path(folder)))) as engine,
+                closing(self.load(write_model(Path(folder)))) as engine,
             ):
                 for request in requests():
                     engine.add(request)

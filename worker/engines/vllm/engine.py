@@ -1,4 +1,4 @@
-"""vLLM in this process and thread: `vllm.LLMEngine`, by its public API.
+"""The front of a model in vLLM: `vllm.LLMEngine` over a core, in this process or another.
 
 Set the environment (`worker.engines.vllm.environment`) before you import this module: vLLM reads
 part of it during its import. `VllmBackend` makes engines. Works with vLLM 0.26 to 0.32.
@@ -7,25 +7,24 @@ part of it during its import. `VllmBackend` makes engines. Works with vLLM 0.26 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import vllm
 from vllm import LLMEngine
 from vllm.platforms import current_platform
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.executor.abstract import Executor
 
 from tokenyard import clock
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import Assignment, SamplingParams
 from worker.engines import EngineEvent, EngineInfo, Finished, RequestError, Unsupported
 from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
-from worker.engines.checkpoints import check_fit
-from worker.engines.device_lock import DeviceLock
 from worker.engines.logprobs import wanted
 from worker.engines.resume import Way, choose_way
-from worker.engines.stopwatch import Stopwatch
-from worker.engines.vllm.arguments import cache_tokens, engine_config, folder_of, lora_requests
+from worker.engines.vllm.arguments import cache_tokens
 from worker.engines.vllm.branches import (
     Branch,
     Branches,
@@ -42,33 +41,20 @@ from worker.engines.vllm.collectors import (
     Whole,
     unfulfillable,
 )
-from worker.engines.vllm.executor import EXECUTOR, with_inner_phases
-from worker.engines.vllm.grammars import GrammarLimits, GrammarThreads
-from worker.engines.vllm.params import ParamsMaker, build_params, refusal
+from worker.engines.vllm.core import CoreLink
+from worker.engines.vllm.grammars import GrammarLimits, check_grammar
+from worker.engines.vllm.params import ParamsMaker, refusal
 from worker.engines.vllm.reasoning import Reasoning
 from worker.engines.vllm.request import EngineRequest
-from worker.engines.vllm.sleep import (
-    LEVELS,
-    add_adapters,
-    can_sleep,
-    exchange_weights,
-    fall_asleep,
-    remove_adapters,
-    wake_up,
-)
+from worker.engines.vllm.sleep import LEVELS, can_sleep
 from worker.engines.vllm.tokenizer import ModelTokenizer
-from worker.engines.vllm.warm_base import held_back, keep_allocators, let_go
+from worker.engines.vllm.warm_base import replaced
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
-    from vllm.v1.executor.abstract import Executor
 
 logger = logging.getLogger("tokenyard.worker")
-
-_WARM_UP: Final = "tokenyard-warm-up"
-#: Pause between steps while all requests wait for their grammars.
-_COMPILING_S: Final = 0.001
 
 
 class VllmEngine:
@@ -81,43 +67,28 @@ class VllmEngine:
     def __init__(
         self,
         spec: ModelSpec,
+        link: CoreLink,
         *,
-        device: int = 0,
-        executor: type[Executor] | None = None,
-        weights: str = "",
-        lock: DeviceLock | None = None,
         log_stats: bool = False,
         grammars: GrammarLimits | None = None,
     ) -> None:
-        """Load the model and run it once; see `engine_config` for the arguments.
-
-        Sleep, wake and unload take ``lock``, which other processes of the device share; the caller
-        must hold it during the load. With ``log_stats`` vLLM keeps metrics for
-        `worker.process.stats.read_stats`.
-
-        Raises vLLM's errors if the model cannot be loaded (`let_go` cleans up after them), and
-        `Unsupported` for weights that do not fit.
-        """
-        if weights:
-            check_fit(spec.path, weights)
-        self._stopwatch = Stopwatch()
-        self._lock = lock or DeviceLock()
+        """With ``log_stats`` vLLM keeps metrics for `worker.process.stats.read_stats`."""
+        info = link.info
+        config = info.config
+        self._link = link
         self._spec = spec
         self._asleep = 0  # the level
-        self._weights = weights
+        self._weights = info.weights
         self._answers: dict[str, OutputCollector] = {}
         self._branches: dict[str, list[str]] = {}  # request ids of branches, by lane entry
         self._ready: list[EngineEvent] = []  # answers that need no step
         self._params = ParamsMaker()
-        with self._stopwatch.phase("config"):
-            config = engine_config(spec, device, executor, weights)
-            self._adapters = lora_requests(spec)
-        with self._stopwatch.phase(EXECUTOR):
-            self._engine: LLMEngine | None = LLMEngine.from_vllm_config(
-                config, disable_log_stats=not log_stats
+        self._adapters = info.adapters
+        with replaced(EngineCoreClient, "make_client", staticmethod(lambda **_: link.client)):
+            self._engine: LLMEngine | None = LLMEngine(
+                config, Executor, log_stats, multiprocess_mode=True
             )
-        self._grammars = GrammarThreads(grammars or GrammarLimits())
-        self._grammars.stand_in(self._engine)
+        self._limits = grammars or GrammarLimits()
         self._pieces = PieceSize(config.scheduler_config.stream_interval)
         model = config.model_config
         self._has_second_runner = bool(getattr(config, "use_v2_model_runner", False))
@@ -130,12 +101,7 @@ class VllmEngine:
         self._vocab_size: int = model.get_vocab_size()
         self._reasoning = Reasoning(config, self._tokenizer.of_vllm)
         self._cache_tokens = cache_tokens(config)
-        if self._adapters:
-            with self._stopwatch.phase("adapters"):
-                add_adapters(self._engine, self._adapters)
-        with self._stopwatch.phase("warm-up"):
-            self._warm_up(self._engine)
-        self._phases_s = with_inner_phases(self._stopwatch.phases_s, self._engine.model_executor)
+        self._phases_s = info.phases_s
 
     @property
     def info(self) -> EngineInfo:
@@ -155,12 +121,20 @@ class VllmEngine:
             cache_tokens=self._cache_tokens,
         )
 
+    def listen(self, wake: Callable[[], None]) -> None:
+        """See `worker.engines.Engine.listen`."""
+        self._link.listen(wake)
+
+    def freeze(self, is_frozen: bool) -> None:
+        """See `worker.engines.Engine.freeze`."""
+        self._link.call("freeze", is_frozen)
+
     def add(self, assignment: Assignment) -> None:
         """Add a request; see `worker.engines.Engine.add`."""
         request, params = assignment.request, assignment.request.params
         check_resumable(assignment)
         check_params(params, self._vocab_size)
-        self._grammars.check(params)
+        check_grammar(params, self._limits)
         self._reasoning.check(request)
         self._check_for_runner(params)
         self._tokenizer.check(params, request.wants_text)
@@ -180,8 +154,6 @@ class VllmEngine:
     def abort(self, keys: Iterable[str]) -> None:
         """Drop requests by lane entry; unknown ones are ignored."""
         gone = set(keys)
-        for key in gone:
-            self._grammars.forget(key)
         ids = [one for key in gone for one in (key, *self._branches.pop(key, ()))]
         known = [one for one in ids if self._answers.pop(one, None) is not None]
         self._ready = [event for event in self._ready if event.key not in gone]
@@ -203,7 +175,7 @@ class VllmEngine:
     @property
     def has_unfinished(self) -> bool:
         """Whether `step` has work."""
-        return bool(self._answers or self._ready)
+        return bool(self._ready) or (self._link.has_outputs and bool(self._answers))
 
     def progress(self) -> dict[str, int]:
         """Tokens made so far of whole answers; see `worker.engines.Engine.progress`."""
@@ -213,19 +185,17 @@ class VllmEngine:
     @property
     def is_worn(self) -> bool:
         """Whether its process should be replaced; see `worker.engines.Engine.is_worn`."""
-        return self._grammars.is_stuck
+        return self._link.is_worn
 
     def step(self) -> list[EngineEvent]:
         """Run one step for all running requests; after an exception the engine is unusable."""
         events, self._ready = self._ready, []
-        for key, why in self._grammars.refused().items():
+        for key, why in self._link.refused().items():
             self.abort([key])
             events.append(unfulfillable(key, why))
         if self._engine is None or not self._answers:
             return events
         outputs = self._engine.step()
-        if not outputs and self._grammars.is_compiling:
-            clock.sleep(_COMPILING_S)  # vLLM returns at once
         self._pieces.note(len(self._answers), clock.monotonic())
         for output in outputs:
             answer = self._answers.get(output.request_id)
@@ -246,42 +216,31 @@ class VllmEngine:
 
     def sleep(self, level: int) -> None:
         """Free the device's memory; see `worker.engines.Engine.sleep`."""
-        engine = self._open()
+        self._open()
         if level not in LEVELS:
             raise Unsupported(f"there is no sleep level {level}, only {LEVELS}")
         if not can_sleep(self._spec):
             raise Unsupported("this model was loaded with sleep_level 0; unload it instead")
-        if self.has_unfinished:
+        if self._answers or self._ready:
             raise RuntimeError("requests are unfinished; finish or abort them before the sleep")
         if self._asleep:
             raise Unsupported(f"the engine sleeps already, at level {self._asleep}")
-        if level == max(LEVELS):
-            remove_adapters(engine, self._adapters)
-        engine.reset_prefix_cache()
-        with self._lock.exclusive():
-            fall_asleep(engine, level)
+        self._link.call("fall_asleep", level)
         self._asleep = level
 
     def wake(self) -> None:
         """Wake from sleep; after an exception the engine is unusable."""
-        engine = self._open()
-        if not self._asleep:
-            return
-        with self._lock.shared():
-            wake_up(engine, self._asleep)
-        if self._asleep == max(LEVELS):
-            add_adapters(engine, self._adapters)
-        engine.reset_prefix_cache()
-        self._asleep = 0
+        self._open()
+        if self._asleep:
+            self._link.call("wake", self._asleep)
+            self._asleep = 0
 
     def reload(self, path: str) -> None:
         """Load other weights; after any exception but `Unsupported` the engine is unusable."""
-        engine = self._open()
+        self._open()
         if self._asleep:
             raise Unsupported(f"the engine sleeps, at level {self._asleep}; wake it first")
-        if path:
-            check_fit(self._spec.path, path)
-        exchange_weights(engine, self._folder(path), self._folder(self._weights), self._adapters)
+        self._link.call("exchange_weights", path)
         self._weights = path
 
     def close(self) -> None:
@@ -289,15 +248,9 @@ class VllmEngine:
         engine, self._engine = self._engine, None
         self._answers.clear()
         self._ready.clear()
-        if engine is None:
-            return
-        with held_back(has_kernels=True), self._lock.shared():
-            if self._asleep and not current_platform.is_cpu():
-                engine.wake_up()  # vLLM frees memory by unmapping it, which must be mapped then
-            keep_allocators()
-            engine.engine_core.shutdown()
+        if engine is not None:
             del engine
-            let_go()
+            self._link.call("close", self._asleep)
 
     def _start(self, asked: EngineRequest, way: Way) -> None:
         """Run a request from its first token."""
@@ -368,7 +321,6 @@ class VllmEngine:
         if self._asleep:
             raise RuntimeError("the engine sleeps; wake it first")
         asked = answer.asked
-        self._grammars.key = asked.key
         params = self._params.make(asked.params, streams, detokenize, changes)
         request_id = request_id or asked.key
         # vLLM 0.26 applies this to all requests added later.
@@ -434,24 +386,6 @@ class VllmEngine:
                 "vLLM cannot score prompts together on a CPU if the model has adapters; ask a model"
                 " of the models file without adapters, or one with max_num_seqs = 1",
             )
-
-    def _warm_up(self, engine: LLMEngine) -> None:
-        """Run a greedy and a sampled request, so that the first real request loads nothing."""
-        for number, temperature in enumerate((0.0, 1.0)):
-            params = build_params(
-                SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True),
-                streams=False,
-                detokenize=False,
-            )
-            tokens = [min(1, self._vocab_size - 1)]
-            engine.add_request(
-                f"{_WARM_UP}-{number}", {"type": "token", "prompt_token_ids": tokens}, params
-            )
-        while engine.has_unfinished_requests():
-            engine.step()
-
-    def _folder(self, weights: str) -> str:
-        return weights or folder_of(self._spec.path, self._spec.revision)
 
     def _open(self) -> LLMEngine:
         if self._engine is None:

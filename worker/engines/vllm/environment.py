@@ -24,6 +24,7 @@ def engine_modules(*, cpu: bool) -> list[str]:
     None of them touches a device.
     """
     return [
+        "worker.engines.vllm.core_link",
         "worker.engines.vllm.engine",
         "worker.engines.vllm.made_up_model",
         f"vllm.v1.worker.{'cpu' if cpu else 'gpu'}_worker",

@@ -30,6 +30,15 @@ class GrammarLimits:
     timeout_s: float = 10.0
 
 
+def check_grammar(params: SamplingParams, limits: GrammarLimits) -> None:
+    """Raise `InvalidRequest` for a constraint that is too large."""
+    if params.structured_outputs is None:
+        return
+    given = msgspec.structs.asdict(params.structured_outputs)
+    if fault := grammar_fault(given, limits.max_bytes):
+        raise InvalidRequest("params.structured_outputs", fault)
+
+
 class GrammarThreads:
     """Stands in for the executor of vLLM's `StructuredOutputManager`: a thread for each grammar."""
 
@@ -39,20 +48,11 @@ class GrammarThreads:
         self._compiling: dict[str, list[_Compilation]] = {}  # by lane entry
         self._abandoned: list[_Compilation] = []
 
-    def stand_in(self, engine: Any) -> None:
-        """Take the place of the executor of an engine in this process."""
-        core = engine.engine_core.engine_core
+    def stand_in(self, core: Any) -> None:
+        """Take the place of the executor of a core in this process."""
         manager: Any = getattr(core, "structured_output_manager", None)
         if hasattr(manager, "executor"):  # not without a tokenizer
             manager.executor = self
-
-    def check(self, params: SamplingParams) -> None:
-        """Raise `InvalidRequest` for a constraint that is too large."""
-        if params.structured_outputs is None:
-            return
-        given = msgspec.structs.asdict(params.structured_outputs)
-        if fault := grammar_fault(given, self._limits.max_bytes):
-            raise InvalidRequest("params.structured_outputs", fault)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Begin to compile. The grammar never becomes an error, which older vLLMs die of."""

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from vllm import LLMEngine
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
+from vllm.v1.engine.core import EngineCore
 
 from worker.engines import Unsupported
 from worker.engines.host_pages import check_system, check_weights, release_cache, release_weights
@@ -34,7 +34,7 @@ def can_sleep(spec: ModelSpec) -> bool:
     return bool(spec.sleep_level) and current_platform.is_sleep_mode_available()
 
 
-def fall_asleep(engine: LLMEngine, level: int) -> None:
+def fall_asleep(engine: EngineCore, level: int) -> None:
     """Free the memory; raises `Unsupported` before it frees anything."""
     if not current_platform.is_cpu():
         engine.sleep(level)
@@ -45,7 +45,7 @@ def fall_asleep(engine: LLMEngine, level: int) -> None:
         engine.collective_rpc(release_weights)
 
 
-def wake_up(engine: LLMEngine, level: int) -> None:
+def wake_up(engine: EngineCore, level: int) -> None:
     """Take the memory again and restore the weights."""
     is_on_cpu, has_weights = current_platform.is_cpu(), level < _LOSES_WEIGHTS
     if is_on_cpu and not has_weights:  # the kernel supplies pages on the first write
@@ -64,7 +64,7 @@ def wake_up(engine: LLMEngine, level: int) -> None:
 Adapters = Mapping[str, LoRARequest]
 
 
-def exchange_weights(engine: LLMEngine, folder: str, before: str, adapters: Adapters) -> None:
+def exchange_weights(engine: EngineCore, folder: str, before: str, adapters: Adapters) -> None:
     """Load the weights in ``folder`` in place, on every rank.
 
     Drops the KV cache, including that of running requests. If the weights cannot be loaded, loads
@@ -78,14 +78,14 @@ def exchange_weights(engine: LLMEngine, folder: str, before: str, adapters: Adap
         raise Unsupported(f"{folder}: {type(error).__name__}: {error}") from error
 
 
-def _take(engine: LLMEngine, folder: str, adapters: Adapters) -> None:
+def _take(engine: EngineCore, folder: str, adapters: Adapters) -> None:
     remove_adapters(engine, adapters)  # vLLM silently drops them with the weights
     engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
     add_adapters(engine, adapters)
     engine.reset_prefix_cache(reset_running_requests=True)
 
 
-def add_adapters(engine: LLMEngine, adapters: Adapters) -> None:
+def add_adapters(engine: EngineCore, adapters: Adapters) -> None:
     """Load all adapters; raises `ValueError` with the name of one that cannot be loaded.
 
     This finds a broken adapter before a request uses it.
@@ -97,7 +97,7 @@ def add_adapters(engine: LLMEngine, adapters: Adapters) -> None:
             raise ValueError(f"adapter {name} cannot be loaded: {error}") from error
 
 
-def remove_adapters(engine: LLMEngine, adapters: Adapters) -> None:
+def remove_adapters(engine: EngineCore, adapters: Adapters) -> None:
     """Unload all adapters; they can be added again."""
     for request in adapters.values():
         engine.remove_lora(request.lora_int_id)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
@@ -63,14 +63,14 @@ def held_back(*, has_kernels: bool) -> Iterator[None]:
     version of vLLM lacks this function, the search is not replaced.
     """
     with ExitStack() as stack:
-        stack.enter_context(_replaced(gc, "freeze", _do_nothing))
-        stack.enter_context(_replaced(gc, "unfreeze", _do_nothing))
+        stack.enter_context(replaced(gc, "freeze", _do_nothing))
+        stack.enter_context(replaced(gc, "unfreeze", _do_nothing))
         stack.enter_context(_own_excepthook())
         stack.enter_context(unmonitored())
         platform = _platform()
         # Ask the class: a platform warns of attributes that it lacks.
         if has_kernels and hasattr(type(platform), _KERNELS):
-            stack.enter_context(_replaced(platform, _KERNELS, _do_nothing))
+            stack.enter_context(replaced(platform, _KERNELS, _do_nothing))
         yield
 
 
@@ -84,7 +84,7 @@ def unmonitored() -> Iterator[None]:
     if not hasattr(monitor, _EVENT):
         yield
         return
-    with _replaced(monitor, _EVENT, _do_nothing):
+    with replaced(monitor, _EVENT, _do_nothing):
         yield
 
 
@@ -214,7 +214,7 @@ def _own_excepthook() -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, function: Callable[..., None]) -> Iterator[None]:
+def replaced(owner: Any, name: str, function: Any) -> Iterator[None]:
     """Replace the function ``name`` of ``owner`` in the block."""
     kept = vars(owner).get(name)
     setattr(owner, name, function)

@@ -1,0 +1,149 @@
+"""Deaths of the two processes of a vLLM worker: the front that talks to the yard, and the core."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.engines.harness import MODELS
+from tests.support.builders import make_request
+from tests.support.processes import Plant
+from tests.support.waiting import eventually
+from tokenyard.protocol.replies import Result
+from tokenyard.protocol.wire import Request, SamplingParams
+
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.crash, pytest.mark.timeout(400)]
+
+ADDER: dict[str, object] = {
+    "engine": "vllm",
+    "model": MODELS / "adder",
+    "model_name": "adder",
+    "dtype": "float32",
+    "enforce_eager": True,
+}
+LONG = SamplingParams(max_tokens=56, temperature=0.0, ignore_eos=True)
+
+
+def up(plant: Plant, **options: object) -> None:
+    """A yard with one worker, which holds the adder."""
+    plant.coordinator()
+    plant.worker(**ADDER, **options)
+    eventually(lambda: {one.state for one in plant.roster().values()} == {"ready"}, timeout_s=200)
+
+
+def pids(plant: Plant) -> tuple[int, int]:
+    """Of the front and the core."""
+    (info,) = plant.roster().values()
+    return info.pid, info.core_pid
+
+
+def ask(plant: Plant, count: int, **fields: object) -> list[Request]:
+    questions = [f"{20 + number}+{50 + number}=" for number in range(count)]
+    made = [make_request(prompt=text, params=LONG, **fields) for text in questions]
+    plant.push_all(made)
+    return made
+
+
+def tokens(plant: Plant, requests: list[Request]) -> list[list[int]]:
+    results: list[Result] = [plant.result(one.id) for one in requests]
+    assert {one.status for one in results} == {"completed"}
+    return [one.tokens for one in results]
+
+
+@pytest.fixture
+def right(plant: Plant) -> list[list[int]]:
+    """The answers of a worker that nothing happens to."""
+    up(plant)
+    return tokens(plant, ask(plant, 40))
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streams", "whole"])
+def test_a_killed_front_is_replaced_without_a_reload(
+    plant: Plant, right: list[list[int]], stream: bool
+) -> None:
+    front, core = pids(plant)
+    requests = ask(plant, 40, stream=stream)
+    if stream:
+        eventually(lambda: any(plant.published(one.id) for one in requests))
+
+    os.kill(front, signal.SIGKILL)
+
+    assert tokens(plant, requests) == right
+    eventually(lambda: plant.roster() and pids(plant)[0] != front)
+    assert pids(plant)[1] == core
+
+
+def test_a_front_is_replaced_again_and_again(plant: Plant, right: list[list[int]]) -> None:
+    _, core = pids(plant)
+    for _ in range(5):
+        requests = ask(plant, 10, stream=True)
+        front, same = pids(plant)
+        os.kill(front, signal.SIGKILL)
+        assert same == core
+        assert tokens(plant, requests) == right[:10]
+        eventually(lambda killed=front: plant.roster() and pids(plant)[0] != killed)
+
+
+def test_a_killed_core_ends_its_front_at_once(plant: Plant, right: list[list[int]]) -> None:
+    front, core = pids(plant)
+    requests = ask(plant, 40, stream=True)
+    eventually(lambda: any(plant.published(one.id) for one in requests))
+
+    os.kill(core, signal.SIGKILL)
+
+    eventually(lambda: _is_gone(front))
+    assert tokens(plant, requests) == right
+    assert {plant.ledger(one.id).get("suspected", "0") for one in requests} == {"0"}
+
+
+def test_a_core_that_crashes_makes_its_requests_suspects(
+    plant: Plant, right: list[list[int]]
+) -> None:
+    front, core = pids(plant)
+    requests = ask(plant, 10, stream=True)
+    eventually(lambda: any(plant.published(one.id) for one in requests))
+
+    os.kill(core, signal.SIGSEGV)
+
+    eventually(lambda: _is_gone(front))
+    assert tokens(plant, requests) == right[:10]
+    assert "1" in {plant.ledger(one.id).get("suspected") for one in requests}
+
+
+def test_an_idle_core_that_is_killed_is_replaced(plant: Plant, right: list[list[int]]) -> None:
+    front, core = pids(plant)
+    os.kill(core, signal.SIGKILL)
+    eventually(lambda: _is_gone(front))
+    assert tokens(plant, ask(plant, 5)) == right[:5]
+
+
+def test_a_core_that_hangs_is_killed(plant: Plant) -> None:
+    up(plant, hang_timeout_s=2.0)
+    _, core = pids(plant)
+    os.kill(core, signal.SIGSTOP)
+    assert len(tokens(plant, ask(plant, 5))) == 5
+    assert _is_gone(core)
+
+
+def test_a_front_that_is_killed_while_its_core_loads_is_replaced(plant: Plant) -> None:
+    plant.coordinator()
+    plant.worker(**ADDER)
+
+    def loading() -> int:
+        return next((one.pid for one in plant.roster().values() if one.state == "loading"), 0)
+
+    eventually(loading, timeout_s=200.0, every_s=0.001)
+    os.kill(loading() or pids(plant)[0], signal.SIGKILL)
+    assert len(tokens(plant, ask(plant, 5))) == 5
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state == "Z"

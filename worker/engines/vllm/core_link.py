@@ -1,0 +1,294 @@
+"""The socket between a front and its core: requests one way, outputs the other, and calls.
+
+Each side sees the death of the other as the end of the connection. A core outlives its fronts: it
+listens at a Unix socket, drops the requests of a front that is gone, and serves the next one.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import logging
+import os
+import pickle
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any, Final
+
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from tokenyard import clock
+from worker.engines import DeviceLost, DeviceUnusable, Unsupported
+from worker.engines.vllm.core import Core, CoreInfo
+
+log = logging.getLogger("tokenyard.worker.core")
+
+_RETRY_S: Final = 0.02
+_FAULT_S: Final = 2.0
+#: Errors of a core that a front tells apart; of others only the name and the text pass.
+_ERRORS: Final = {one.__name__: one for one in (Unsupported, DeviceLost, DeviceUnusable)}
+
+
+class Kind(enum.IntEnum):
+    """What a frame is."""
+
+    ADD = 0  # a request of vLLM
+    ABORT = 1  # ids of requests
+    CALL = 2  # number, name, arguments
+    OUTPUTS = 3  # of a step of vLLM
+    ANSWER = 4  # number, value, name and text of an error
+    REFUSED = 5  # lane entries with reasons
+    FAULT = 6  # name and text of the error that ends the core
+
+
+Error = tuple[str, str]
+
+
+def error_of(error: BaseException) -> Error:
+    """The name and text of an error."""
+    return type(error).__name__, str(error)
+
+
+def raised(error: Error) -> Exception:
+    """An error with that name and text."""
+    name, text = error
+    kind: type[Exception] = _ERRORS.get(name) or type(name, (Exception,), {})
+    return kind(text)
+
+
+class Frames:
+    """A connection that carries frames of several parts."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, kind: Kind, parts: Sequence[Any]) -> None:
+        """Send a frame; any thread may."""
+        with self._lock:
+            if len(parts) == 1:
+                self._connection.send_bytes(b"".join((bytes((kind, 1)), parts[0])))
+                return
+            self._connection.send_bytes(bytes((kind, len(parts))))
+            for part in parts:
+                self._connection.send_bytes(part)
+
+    def send_object(self, kind: Kind, value: Any) -> None:
+        """Send any value."""
+        self.send(kind, [pickle.dumps(value, pickle.HIGHEST_PROTOCOL)])
+
+    def receive(self) -> tuple[Kind, list[Any]]:
+        """The next frame; raises `EOFError` or `OSError` where the other side is gone."""
+        first = self._connection.recv_bytes()
+        count = first[1]
+        if count == 1:
+            return Kind(first[0]), [memoryview(first)[2:]]
+        return Kind(first[0]), [self._connection.recv_bytes() for _ in range(count)]
+
+    def close(self) -> None:
+        """Close it."""
+        self._connection.close()
+
+
+# The front's side
+
+
+class SocketLink:
+    """See `worker.engines.vllm.core.CoreLink`."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        """Connect to the core at ``address``, which may still be starting."""
+        self._frames = Frames(_connect(address, timeout_s))
+        self._numbers = itertools.count()
+        self._calls: dict[int, Future[Any]] = {}
+        self._outputs: queue.SimpleQueue[EngineCoreOutputs] = queue.SimpleQueue()
+        self._refused: dict[str, str] = {}
+        self._fault: Error | None = None
+        self._wake: Callable[[], None] = lambda: None
+        self._decoder = MsgpackDecoder(EngineCoreOutputs)
+        self.info: CoreInfo
+        self.client: EngineCoreClient = _SocketClient(self, self._frames)
+        threading.Thread(target=self._receive, name="core", daemon=True).start()
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call ``wake``, from another thread, when there are outputs."""
+        self._wake = wake
+
+    @property
+    def has_outputs(self) -> bool:
+        """See `CoreLink`."""
+        return not self._outputs.empty() or bool(self._refused) or self._fault is not None
+
+    @property
+    def is_worn(self) -> bool:
+        """See `CoreLink`."""
+        return bool(self.call("is_worn"))
+
+    def refused(self) -> Mapping[str, str]:
+        """See `CoreLink`."""
+        refused, self._refused = self._refused, {}
+        return refused
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """See `CoreLink`; any thread may call."""
+        number, answer = next(self._numbers), Future[Any]()
+        self._calls[number] = answer
+        self._frames.send_object(Kind.CALL, (number, method, arguments))
+        return answer.result()
+
+    def take(self) -> EngineCoreOutputs:
+        """The outputs of one step; none where no step has ended. Raises the core's last error."""
+        try:
+            return self._outputs.get_nowait()
+        except queue.Empty:
+            if self._fault is not None:
+                raise raised(self._fault) from None
+            return EngineCoreOutputs()
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                kind, parts = self._frames.receive()
+            except (EOFError, OSError):
+                # The controller sees why the core is gone; what was not published is made again.
+                if self._fault is not None:
+                    clock.sleep(_FAULT_S)  # the main thread ends the process with this error
+                os._exit(1)
+            match kind:
+                case Kind.OUTPUTS:
+                    self._outputs.put(self._decoder.decode(parts))
+                    self._wake()
+                case Kind.ANSWER:
+                    number, value, error = pickle.loads(parts[0])  # noqa: S301 - our own process
+                    answer = self._calls.pop(number)
+                    if error is None:
+                        answer.set_result(value)
+                    else:
+                        answer.set_exception(raised(error))
+                case Kind.REFUSED:
+                    self._refused = {**self._refused, **pickle.loads(parts[0])}  # noqa: S301
+                    self._wake()
+                case Kind.FAULT:
+                    self._fault = pickle.loads(parts[0])  # noqa: S301
+                    self._wake()
+
+
+def _connect(address: str, timeout_s: float) -> Connection:
+    until = clock.monotonic() + timeout_s
+    while True:
+        try:
+            return Client(address, "AF_UNIX")
+        except (FileNotFoundError, ConnectionRefusedError):
+            if clock.monotonic() > until:
+                raise
+            clock.sleep(_RETRY_S)
+
+
+class _SocketClient(EngineCoreClient):
+    """vLLM's client of a core behind a socket."""
+
+    def __init__(self, link: SocketLink, frames: Frames) -> None:
+        self._link = link
+        self._frames = frames
+        self._encoder = MsgpackEncoder()
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self._frames.send(Kind.ADD, self._encoder.encode(request))
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        if request_ids:
+            self._frames.send_object(Kind.ABORT, list(request_ids))
+
+    def get_output(self) -> EngineCoreOutputs:
+        return self._link.take()
+
+    def get_supported_tasks(self) -> Any:
+        return self._link.call("supported_tasks")
+
+    def reset_mm_cache(self) -> None:
+        self._link.call("reset_mm_cache")
+
+    def dp_engines_running(self) -> bool:
+        return False
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """The core is closed by its owner."""
+
+
+# The core's side
+
+
+class CoreServer:
+    """Serves one front after another, in its own threads, and hands their messages over."""
+
+    def __init__(self, address: str, at_once: Mapping[str, Callable[[], Any]]) -> None:
+        """``at_once`` are calls that a thread may answer beside a step."""
+        #: What fronts send, and from which; without a kind: that front is gone.
+        self.inbox: queue.SimpleQueue[tuple[Kind | None, Any, Frames]] = queue.SimpleQueue()
+        self.core: Core | None = None
+        self._listener = Listener(address, "AF_UNIX")
+        self._at_once = at_once
+        self._outbox: queue.SimpleQueue[tuple[Kind, Any, Frames]] = queue.SimpleQueue()
+        self._frames: Frames | None = None
+        threading.Thread(target=self._serve, name="front", daemon=True).start()
+        threading.Thread(target=self._send, name="outputs", daemon=True).start()
+
+    def put(self, kind: Kind, value: Any, front: Frames | None = None) -> None:
+        """Send to a front, or to the one that is there; never waits."""
+        front = front or self._frames
+        if front is not None:
+            self._outbox.put((kind, value, front))
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until everything was sent."""
+        until = clock.monotonic() + timeout_s
+        while not self._outbox.empty() and clock.monotonic() < until:
+            clock.sleep(_RETRY_S)
+
+    def _serve(self) -> None:
+        adds = MsgpackDecoder(EngineCoreRequest)
+        while True:
+            self._frames = frames = Frames(self._listener.accept())
+            try:
+                while True:
+                    self._take(frames, adds, *frames.receive())
+            except (EOFError, OSError):
+                self._frames = None
+                frames.close()
+                self.inbox.put((None, None, frames))
+
+    def _take(self, frames: Frames, adds: Any, kind: Kind, parts: list[Any]) -> None:
+        if kind is Kind.ADD:
+            request = adds.decode(parts)
+            core = self.core
+            try:
+                made = core.preprocess(request) if core else None
+            except Exception as error:  # noqa: BLE001 - one request's fault
+                name = getattr(request, "external_req_id", None) or request.request_id
+                self.put(Kind.REFUSED, {name.partition("#")[0]: str(error)})
+                return
+            self.inbox.put((kind, made, frames))
+            return
+        value = pickle.loads(parts[0])  # noqa: S301 - our own process
+        if kind is Kind.CALL and value[1] in self._at_once:
+            number, method, _ = value
+            frames.send_object(Kind.ANSWER, (number, self._at_once[method](), None))
+            return
+        self.inbox.put((kind, value, frames))
+
+    def _send(self) -> None:
+        encoder = MsgpackEncoder()
+        while True:
+            kind, value, frames = self._outbox.get()
+            try:
+                if kind is Kind.OUTPUTS:
+                    frames.send(kind, encoder.encode(value))
+                else:
+                    frames.send_object(kind, value)
+            except OSError:
+                continue  # `_serve` sees that the front is gone

@@ -1,0 +1,63 @@
+"""The backend of a front: its core, in another process, has the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from worker.engines import Engine, Memory, RankGroup, SensorReading
+from worker.engines.vllm.grammars import GrammarLimits
+from worker.models import ModelSpec
+
+if TYPE_CHECKING:
+    from worker.engines.vllm.core_link import SocketLink
+
+
+class RemoteBackend:
+    """See `worker.engines.Backend`; what it does, the core at ``address`` does."""
+
+    def __init__(
+        self, address: str, *, timeout_s: float, log_stats: bool, grammars: GrammarLimits
+    ) -> None:
+        """``timeout_s`` is the longest wait for a core that is starting."""
+        self._address = address
+        self._timeout_s = timeout_s
+        self._log_stats = log_stats
+        self._grammars = grammars
+        self._link: SocketLink | None = None
+
+    def warm_up(self) -> dict[str, float]:
+        """See `worker.engines.Backend.warm_up`."""
+        from worker.engines.vllm.core_link import SocketLink
+
+        self._link = SocketLink(self._address, self._timeout_s)
+        phases_s: dict[str, float] = self._link.call("warm_up")
+        return phases_s
+
+    def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
+        """See `worker.engines.Backend.load`."""
+        from worker.engines.vllm.engine import VllmEngine
+
+        link = self._connected()
+        link.info = link.call("load", spec, group, weights)
+        return VllmEngine(spec, link, log_stats=self._log_stats, grammars=self._grammars)
+
+    def attend(self, group: RankGroup) -> None:
+        """See `worker.engines.Backend.attend`."""
+        self._connected().call("attend", group)
+
+    def memory(self) -> Memory:
+        """That of the core."""
+        memory: Memory = self._connected().call("memory")
+        return memory
+
+    def read_sensors(self) -> SensorReading:
+        """See `worker.engines.Backend.read_sensors`."""
+        if self._link is None:
+            return SensorReading()
+        reading: SensorReading = self._link.call("read_sensors")
+        return reading
+
+    def _connected(self) -> SocketLink:
+        if self._link is None:
+            raise RuntimeError("the core is not warm")
+        return self._link
