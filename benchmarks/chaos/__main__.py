@@ -68,7 +68,10 @@ VLLM_PAUSE_S: Final = 0.4
 _STALE_LINE: Final = re.compile(rb"belongs to another attempt|has lost its lease")
 _SHOWN: Final = 5
 #: Faults after which streams continue on another worker.
-RECOVERIES: Final = ("worker kill", "worker crash", "host kill", "controller kill")
+RECOVERIES: Final = (
+    *("worker kill", "worker crash", "core kill", "core crash"),
+    *("host kill", "controller kill"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,13 +351,16 @@ def main(
         has_gateways = bool(importlib.util.find_spec("uvicorn")) and not why_no_gateway()
     if "gateway" in parts and not has_gateways:
         raise click.UsageError("--only gateway needs --http")
+    if "core" in parts and engine == "simulated":
+        raise click.UsageError("--only core needs --engine vllm")
+    absent = {"gateway": not has_gateways, "core": engine == "simulated"}
     run = Run(
         engine=engine,
         server=server,
         seconds=QUICK_S if quick else seconds,
         seed=secrets.randbelow(10**6) if seed is None else seed,
         timing=DEFAULTS if default_timing else Timing(),
-        parts=parts or [one for one in get_args(Part) if has_gateways or one != "gateway"],
+        parts=parts or [one for one in get_args(Part) if not absent.get(one)],
         has_gateways=has_gateways,
         tenants=tenants_of_a_run(tenants),
         folder=Path(tempfile.mkdtemp(prefix="tokenyard-chaos-")),

@@ -7,19 +7,23 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Part = Literal["worker", "controller", "host", "coordinator", "broker", "client", "gateway"]
+Part = Literal["worker", "core", "controller", "host", "coordinator", "broker", "client", "gateway"]
 Act = Literal["kill", "crash", "stop", "term", "cut", "flush", "trim"]
 #: The target and the action: SIGKILL, SIGSEGV, SIGSTOP and later SIGCONT, or SIGTERM; for the
 #: broker also cutting all connections, flushing the script cache, or deleting the intakes' entries.
 Kind = tuple[Part, Act]
 
-#: Relative frequency of each kind. A worker is one process with an engine, a host is a controller
-#: with all its workers. Ended processes are started again, worker processes by their controller.
+#: Relative frequency of each kind. A worker is one process with an engine, in vLLM the front of one
+#: with a core; a host is a controller with all its workers. Ended processes are started again,
+#: worker processes by their controller.
 WEIGHTS: Final[Mapping[Kind, int]] = {
     ("worker", "kill"): 30,
     ("worker", "crash"): 6,
     ("worker", "stop"): 6,
     ("worker", "term"): 2,
+    ("core", "kill"): 10,
+    ("core", "crash"): 4,
+    ("core", "stop"): 4,
     ("controller", "kill"): 6,
     ("controller", "stop"): 6,
     ("controller", "term"): 6,
@@ -43,6 +47,7 @@ WEIGHTS: Final[Mapping[Kind, int]] = {
 FIRST: Final[tuple[Kind, ...]] = (
     ("worker", "kill"),
     ("gateway", "kill"),
+    ("core", "kill"),
     ("coordinator", "kill"),
     ("broker", "kill"),
     ("worker", "crash"),
@@ -71,6 +76,7 @@ FAST: Final = Pace(
     down_s=(0.0, 1.0),
     stopped_s={
         "worker": (0.5, 5.0),
+        "core": (0.5, 5.0),
         "controller": (1.0, 5.0),
         "host": (1.0, 5.0),
         "coordinator": (0.5, 3.0),

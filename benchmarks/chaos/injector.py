@@ -74,7 +74,11 @@ class Injector:
 
     def _strike(self, fault: Planned, tries: int = _TRIES) -> None:
         """Carry out a fault; retries while all targets are down, then records a miss."""
-        strike = {"broker": self._strike_broker, "worker": self._strike_worker}
+        strike = {
+            "broker": self._strike_broker,
+            "worker": self._strike_worker,
+            "core": self._strike_core,
+        }
         if strike.get(fault.kind[0], self._strike_program)(fault):
             return
         if tries > 1:
@@ -85,6 +89,11 @@ class Injector:
     def _strike_worker(self, fault: Planned) -> bool:
         worker = _choose(self._busy_workers(), fault.which)
         return worker is not None and self._hit(fault, worker.host, [worker.pid])
+
+    def _strike_core(self, fault: Planned) -> bool:
+        """Its front ends with it."""
+        worker = _choose([one for one in self._busy_workers() if one.core], fault.which)
+        return worker is not None and self._hit(fault, worker.host, [worker.core], [worker.pid])
 
     def _busy_workers(self) -> list[WorkerProcess]:
         """Wait briefly for workers with running streams; returns all workers if there are none."""

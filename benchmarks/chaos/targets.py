@@ -21,6 +21,7 @@ class WorkerProcess:
     host: str  # name of its controller
     worker: str  # name with incarnation
     pid: int
+    core: int  # pid of the process that has the device; 0: none of its own
     state: WorkerState
 
 
@@ -40,5 +41,5 @@ def find_workers(
             continue
         host = host_of(info.pid)
         if host != NOBODY:
-            found.append(WorkerProcess(host, worker.decode(), info.pid, info.state))
+            found.append(WorkerProcess(host, worker.decode(), info.pid, info.core_pid, info.state))
     return found

@@ -262,14 +262,8 @@ def read_choice(headers: Headers, name: str, usual: str, other: str) -> str:
 
 def read_interval(headers: Headers, usual: int | None) -> int | None:
     """Least ms between the events of a stream; raises `GatewayError`."""
-    given = headers.get("x-tokenyard-stream-interval-ms")
-    if given is None:
-        return usual
-    is_number = given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS
-    if not is_number or int(given) > MAX_STREAM_INTERVAL_MS:
-        message = f"give 0 to {MAX_STREAM_INTERVAL_MS:,} milliseconds"
-        raise invalid("X-Tokenyard-Stream-Interval-Ms", message)
-    return int(given)
+    given = _read_ms(headers, "X-Tokenyard-Stream-Interval-Ms", 0, MAX_STREAM_INTERVAL_MS)
+    return usual if given is None else given
 
 
 def read_deadline(headers: Headers, body: dict[str, Any], now_ms: float) -> int | None:
@@ -277,13 +271,9 @@ def read_deadline(headers: Headers, body: dict[str, Any], now_ms: float) -> int 
 
     The header counts in milliseconds, the field ``timeout`` of the body in seconds.
     """
-    given = headers.get("x-request-timeout-ms")
+    given = _read_ms(headers, "X-Request-Timeout-Ms", 1, _MOST_MS)
     if given is not None:
-        # Python refuses to read thousands of digits.
-        is_number = given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS
-        if not is_number or not 0 < int(given) <= _MOST_MS:
-            raise invalid("X-Request-Timeout-Ms", f"give 1 to {_MOST_MS:,} milliseconds")
-        return int(now_ms) + int(given)
+        return int(now_ms) + given
     seconds = body.get("timeout")
     if seconds is None:
         return None
@@ -291,3 +281,14 @@ def read_deadline(headers: Headers, body: dict[str, Any], now_ms: float) -> int 
     if not is_number or not 0 < seconds * 1000 <= _MOST_MS:
         raise invalid("timeout", f"give seconds, at most {_MOST_MS // 1000:,}")
     return int(now_ms) + math.ceil(float(seconds) * 1000)
+
+
+def _read_ms(headers: Headers, name: str, least: int, most: int) -> int | None:
+    given = headers.get(name.lower())
+    if given is None:
+        return None
+    # Python refuses to read thousands of digits.
+    is_number = given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS
+    if not is_number or not least <= int(given) <= most:
+        raise invalid(name, f"give {least:,} to {most:,} milliseconds")
+    return int(given)

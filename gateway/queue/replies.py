@@ -174,8 +174,8 @@ class ReplyReader:
         for pending in list(itertools.islice(self._elsewhere, _MOST_LOOKS)):
             pending.needs_tokens = True
             self._elsewhere[pending] = self._elsewhere.pop(pending)  # to the end
-        asked = [one for one in self._elsewhere if one.needs_tokens]
-        asked += self._router.due(now, is_behind=self._is_behind)
+        asked = {one: None for one in self._elsewhere if one.needs_tokens}
+        asked |= dict.fromkeys(self._router.due(now, is_behind=self._is_behind))
         await self.look_at([self._streams[one] for one in asked if one in self._streams])
 
     async def look_at(self, streams: list[ReplyStream]) -> None:

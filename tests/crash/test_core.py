@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from tests.engines.harness import MODELS
 from tests.support.builders import make_request
-from tests.support.processes import Plant
+from tests.support.processes import Plant, is_gone
 from tests.support.waiting import eventually
 from tokenyard.protocol.replies import Result
 from tokenyard.protocol.wire import Request, SamplingParams
@@ -87,6 +86,20 @@ def test_a_front_is_replaced_again_and_again(plant: Plant, right: list[list[int]
         eventually(lambda killed=front: plant.roster() and pids(plant)[0] != killed)
 
 
+def test_what_a_core_says_after_its_front_was_replaced_is_heard(
+    plant: Plant,
+) -> None:
+    up(plant, debug=True)  # which shows the stacks of crashes
+    front, core = pids(plant)
+    os.kill(front, signal.SIGSEGV)
+    eventually(lambda: plant.roster() and pids(plant)[0] != front)
+
+    os.kill(core, signal.SIGABRT)
+
+    assert len(tokens(plant, ask(plant, 5))) == 5
+    assert "Fatal Python error: Aborted" in plant.programs[-1].log
+
+
 def test_a_killed_core_ends_its_front_at_once(plant: Plant, right: list[list[int]]) -> None:
     front, core = pids(plant)
     requests = ask(plant, 40, stream=True)
@@ -94,7 +107,7 @@ def test_a_killed_core_ends_its_front_at_once(plant: Plant, right: list[list[int
 
     os.kill(core, signal.SIGKILL)
 
-    eventually(lambda: _is_gone(front))
+    eventually(lambda: is_gone(front))
     assert tokens(plant, requests) == right
     assert {plant.ledger(one.id).get("suspected", "0") for one in requests} == {"0"}
 
@@ -108,7 +121,7 @@ def test_a_core_that_crashes_makes_its_requests_suspects(
 
     os.kill(core, signal.SIGSEGV)
 
-    eventually(lambda: _is_gone(front))
+    eventually(lambda: is_gone(front))
     assert tokens(plant, requests) == right[:10]
     assert "1" in {plant.ledger(one.id).get("suspected") for one in requests}
 
@@ -116,7 +129,7 @@ def test_a_core_that_crashes_makes_its_requests_suspects(
 def test_an_idle_core_that_is_killed_is_replaced(plant: Plant, right: list[list[int]]) -> None:
     front, core = pids(plant)
     os.kill(core, signal.SIGKILL)
-    eventually(lambda: _is_gone(front))
+    eventually(lambda: is_gone(front))
     assert tokens(plant, ask(plant, 5)) == right[:5]
 
 
@@ -125,7 +138,7 @@ def test_a_core_that_hangs_is_killed(plant: Plant) -> None:
     _, core = pids(plant)
     os.kill(core, signal.SIGSTOP)
     assert len(tokens(plant, ask(plant, 5))) == 5
-    assert _is_gone(core)
+    assert is_gone(core)
 
 
 def test_a_front_that_is_killed_while_its_core_loads_is_replaced(plant: Plant) -> None:
@@ -138,12 +151,3 @@ def test_a_front_that_is_killed_while_its_core_loads_is_replaced(plant: Plant) -
     eventually(loading, timeout_s=200.0, every_s=0.001)
     os.kill(loading() or pids(plant)[0], signal.SIGKILL)
     assert len(tokens(plant, ask(plant, 5))) == 5
-
-
-def _is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state == "Z"

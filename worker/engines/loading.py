@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Backend
 from worker.engines.checkpoints import check_fit
-from worker.engines.cpu_features import missing_here
+from worker.engines.cpu_features import check_cpu, missing_here
 from worker.engines.device_lock import lock_of_gpu
 from worker.engines.devices import find_device, own_gpu, visible_environment
 from worker.engines.simulated.backend import SimulatedBackend
@@ -64,12 +64,17 @@ def prepare_host(settings: WorkerSettings) -> list[str]:
 
 
 def make_front_backend(settings: WorkerSettings, core: str) -> Backend:
-    """The backend of a process whose core listens at that address; imports nothing heavy."""
+    """The backend of a process whose core listens at that address; imports nothing heavy.
+
+    Raises `worker.engines.DeviceUnusable` on a CPU that vLLM cannot run on.
+    """
+    if is_on_cpu(settings):
+        check_cpu()
     return RemoteBackend(
         core,
         timeout_s=settings.start_timeout_s,
         log_stats=bool(settings.metrics_port),
-        grammars=GrammarLimits(settings.max_grammar_bytes, settings.grammar_timeout_s),
+        grammars=_grammar_limits(settings),
     )
 
 
@@ -86,10 +91,14 @@ def make_backend(settings: WorkerSettings, device: int, groups: Groups | None = 
 def make_core_backend(
     settings: WorkerSettings, device: int, groups: Groups | None = None
 ) -> VllmBackend:
-    """The same for vLLM, which alone has cores."""
+    """The same for vLLM, which alone has cores.
+
+    Raises `worker.engines.DeviceUnusable` on a CPU that vLLM cannot run on.
+    """
     has_readers = bool(settings.metrics_port)
-    grammars = GrammarLimits(settings.max_grammar_bytes, settings.grammar_timeout_s)
+    grammars = _grammar_limits(settings)
     if is_on_cpu(settings):
+        check_cpu()
         cores = cpu_share(sorted(os.sched_getaffinity(0)), settings.slots, device)
         return VllmBackend(
             cores=cores,
@@ -121,6 +130,10 @@ def check_weights(settings: WorkerSettings, spec: ModelSpec, path: str) -> None:
         check_simulated(path)
     else:
         check_fit(spec.path, path)
+
+
+def _grammar_limits(settings: WorkerSettings) -> GrammarLimits:
+    return GrammarLimits(settings.max_grammar_bytes, settings.grammar_timeout_s)
 
 
 def _simulated(settings: WorkerSettings) -> Backend:

@@ -71,6 +71,13 @@ class Output:
                 whole, self._rest = [*whole, self._rest], b""
             self._take(whole)
 
+    def begin_again(self) -> None:
+        """What comes now is of the next process that writes to this pipe."""
+        self.pass_on()
+        self._lines.clear()
+        self._crash.clear()
+        self._is_crashing = False
+
     def close(self) -> None:
         """Close the pipe; idempotent."""
         if self._rest:

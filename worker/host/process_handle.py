@@ -10,15 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
-import tempfile
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Final
 
 from tokenyard import clock
@@ -27,6 +24,7 @@ from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts.answers import Why
 from worker.engines import EngineInfo, RankGroup
+from worker.host.core_handle import CoreHandle
 from worker.host.diagnosis import FailedStart
 from worker.host.fork_server import ForkServer
 from worker.host.leak import LeakRule, MemoryHistory, Verdict
@@ -48,7 +46,6 @@ from worker.messages import (
     Warm,
 )
 from worker.models import ModelSpec
-from worker.process import core
 from worker.process.main import main
 
 log = logging.getLogger("tokenyard.worker.pool")
@@ -87,11 +84,11 @@ class WorkerProcessHandle:
         settings = self._settings
         self.process: BaseProcess | None = None
         #: Has the device and the model, if the engine is vLLM; `process` is its front.
-        self.core: BaseProcess | None = None
-        self._address = ""  # of the core
+        self.core: CoreHandle | None = None
         self._weights = ""  # that it was asked to load
         self.pipe: Connection | None = None
         self.output: Output | None = None
+        self._their_output: Connection | None = None  # our copy of what the processes write to
         self.memory = MemoryHistory(LeakRule(settings.leak_tolerance, settings.leak_floor_mib))
         self.spec: ModelSpec | None = None  # the model that it holds or is about to
         self.group: RankGroup | None = None
@@ -118,52 +115,29 @@ class WorkerProcessHandle:
 
         If that fails, returns why, and the next try is due after a pause.
         """
-        output, their_output = _server.Pipe(duplex=False)
+        output, self._their_output = _server.Pipe(duplex=False)
         self.output = Output(output)
         self._started = clock.monotonic()
         try:
             if self._settings.engine == "vllm":
-                self._start_core(their_output)
-            self._start_front(their_output)
+                self.core = CoreHandle(self._settings, self.name, self.device, self._their_output)
+            self._start_front(self._their_output)
         except (EOFError, OSError) as error:
             # The fork-server, or the process that it had just started, was killed.
             log.warning("%s: no process could be started: %s", self.name, error)
-            self.output.close()
-            self.output = None
             self._end_core()
+            self._close_output()
             self.start_at = clock.monotonic() + self._backoff.failed_start()
             return FailedStart("warming up", said=f"{type(error).__name__}: {error}")
-        else:
-            self._enter(State.WARMING)
-            log.info("%s: process %s starts", self.name, self.pid)
-            return None
-        finally:
-            their_output.close()
-
-    def _start_core(self, output: Connection) -> None:
-        folder = tempfile.mkdtemp(prefix="tokenyard-")
-        self._address = f"{folder}/core"
-        arguments = (
-            self._settings,
-            self.device,
-            log.getEffectiveLevel(),
-            self._address,
-            output,
-        )
-        process = _server.Process(target=core.main, args=arguments, name=f"{self.name} core")
-        process.start()
-        self.core = process
+        self._enter(State.WARMING)
+        log.info("%s: process %s starts", self.name, self.pid)
+        return None
 
     def _start_front(self, output: Connection, *, is_adopting: bool = False) -> None:
         pipe, theirs = _server.Pipe()
-        arguments = (
-            self._settings,
-            self.device,
-            log.getEffectiveLevel(),
-            theirs,
-            output,
-            self._address,
-        )
+        address = self.core.address if self.core else ""
+        level = log.getEffectiveLevel()
+        arguments = (self._settings, self.device, level, theirs, output, address)
         target = partial(main, is_adopting=is_adopting)
         process = _server.Process(target=target, args=arguments, name=self.name)
         try:
@@ -180,24 +154,21 @@ class WorkerProcessHandle:
         """Whether its process was killed, and a new one can take the core over."""
         status = self._exit_status()
         is_killed = status is not None and status < 0 and self.exit_cause is None
-        is_there = self.core is not None and self.core.is_alive() and self.spec is not None
+        is_there = self.core is not None and self.core.is_alive and self.spec is not None
         serves = self.state in (*SERVING, State.LOADING) and not (self.is_retiring or self.is_last)
         return is_killed and is_there and serves and not self.last_words
 
     def adopt(self) -> bool:
         """Start a new process for the core, which has its model; False where none can start."""
-        if self.process is None or self.spec is None:
+        if self.spec is None or self.output is None or self._their_output is None:
             return False
         self._forget_front()
-        output, their_output = _server.Pipe(duplex=False)
-        self.output = Output(output)
+        self.output.begin_again()
         try:
-            self._start_front(their_output, is_adopting=True)
+            self._start_front(self._their_output, is_adopting=True)
         except (EOFError, OSError) as error:
             log.warning("%s: no process could be started: %s", self.name, error)
             return False
-        finally:
-            their_output.close()
         self.worker, self.served = "", ""
         self.observed = self.observed.without_engine()
         self.load(self.spec, self.group, self._weights)
@@ -209,19 +180,22 @@ class WorkerProcessHandle:
             self.process.close()
         if self.pipe is not None:
             self.pipe.close()
-        if self.output is not None:
-            self.output.pass_on()
-            self.output.close()
-        self.process, self.pipe, self.output = None, None, None
+        self.process, self.pipe = None, None
 
     def _end_core(self) -> None:
         """Kill the core, if there is one."""
-        process, self.core = self.core, None
-        if process is not None:
-            process.kill()
-            process.join()
-            process.close()
-            shutil.rmtree(Path(self._address).parent, ignore_errors=True)
+        core, self.core = self.core, None
+        if core is not None:
+            core.end()
+
+    def _close_output(self) -> None:
+        """Pass the last lines on; whoever still writes is dead."""
+        if self._their_output is not None:
+            self._their_output.close()
+        if self.output is not None:
+            self.output.pass_on()
+            self.output.close()
+        self.output, self._their_output = None, None
 
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> None:
         """Load a model, with these weights; as the leader of ``group`` if there is one."""
@@ -266,9 +240,10 @@ class WorkerProcessHandle:
 
     def kill(self) -> None:
         """Kill the process; its sentinel reports the rest."""
-        for process in (self.process, self.core):
-            if process is not None:
-                process.kill()
+        if self.process is not None:
+            self.process.kill()
+        if self.core is not None:
+            self.core.kill()
 
     def replace(self) -> None:
         """Kill the process for a new one, without a pause: it has not failed."""
@@ -449,9 +424,7 @@ class WorkerProcessHandle:
         status = self.process.exitcode
         if self.core is None or status is None:
             return status
-        if status >= 0:
-            self.core.join(_CORE_S)
-        return self.core.exitcode or status
+        return self.core.exit_status(_CORE_S if status >= 0 else 0.0) or status
 
     def reap(self) -> None:
         """Clean up after a dead process and plan the next start."""
@@ -460,6 +433,7 @@ class WorkerProcessHandle:
                 os.kill(self.pid, signal.SIGKILL)
         self._end_core()
         self._forget_front()
+        self._close_output()
         is_replaced = self.exit_cause == "left"
         # A process that dies in a long warm-up has not been healthy.
         was_healthy = self.memory.baseline is not None and self.lived_s > HEALTHY_S

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
-import multiprocessing
-import os
 import queue
-import signal
 import threading
 from multiprocessing.connection import Connection
 
 import msgspec
-from setproctitle import setproctitle
 
 from tokenyard import clock
 from tokenyard.broker.log_throttle import throttle_errors
-from tokenyard.process.gc_tuning import collect_seldom
-from tokenyard.process.threads import deepen_main, end_with_threads
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
-from tokenyard.telemetry import logs
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import Backend, DeviceLost
 from worker.engines.loading import make_backend, make_front_backend
@@ -42,6 +34,7 @@ from worker.messages import (
 from worker.process.lane_session import LaneSession, PipeLaneSession, RedisLaneSession
 from worker.process.loop import EngineLoop
 from worker.process.recent_results import RecentResults
+from worker.process.start import start_process
 from worker.process.stats import RunningStats, read_stats
 
 log = logging.getLogger("tokenyard.worker.process")
@@ -61,21 +54,10 @@ def main(
 ) -> None:
     """Entry point of the process, whose core, if it has one, listens at the address ``core``.
 
-    With ``is_adopting`` the core has a model already, which the first command names. Standard error
-    goes to ``output``, where the controller keeps the last lines.
+    With ``is_adopting`` the core has a model already, which the first command names.
     """
-    os.dup2(output.fileno(), 2)
-    output.close()
-    faulthandler.enable(all_threads=False)
-    # The controller decides when to stop; a Ctrl-C in the terminal reaches it too.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    setproctitle(f"tokenyard worker {settings.yard} device {device}")
-    logs.start(log_level)
+    start_process(f"tokenyard worker {settings.yard} device {device}", log_level, output)
     throttle_errors(settings.redis_url)
-    deepen_main()  # vLLM looks at a grammar before it is compiled
-    end_with_threads()  # without its reader or publisher the lane would never be served
-    collect_seldom()
     process = WorkerProcess(settings, device, pipe, core, is_adopting=is_adopting)
     try:
         process.run()
@@ -116,7 +98,7 @@ class WorkerProcess:
 
     def run(self) -> None:
         """Warm up, then run commands until `Stop`."""
-        for target in (self._die_with_controller, self._receive, self._send_heartbeats):
+        for target in (self._receive, self._send_heartbeats):
             threading.Thread(target=target, name=target.__name__.strip("_"), daemon=True).start()
         self._tracer.start()
         self._backend = backend = (
@@ -199,7 +181,7 @@ class WorkerProcess:
         while True:
             try:
                 command: ToProcess = self._pipe.recv()
-            except (EOFError, OSError):  # the controller is dead; `_die_with_controller` acts
+            except (EOFError, OSError):  # the controller is dead, and this process ends
                 return
             self._inbox.put(command)
 
@@ -242,11 +224,3 @@ class WorkerProcess:
         if not self._settings.metrics_port or self._settings.engine != "vllm":
             return None
         return EngineStats(self._loads, read_stats())
-
-    def _die_with_controller(self) -> None:
-        """End when the controller does: nobody renews the lease then, and the lane is rescued."""
-        # Not `os.getppid`: it would miss a controller that died before this line.
-        controller = multiprocessing.parent_process()
-        if controller is not None:
-            controller.join()
-            os._exit(1)

@@ -18,8 +18,7 @@ from worker.engines.cpu_features import (
     missing_features,
     missing_here,
 )
-from worker.engines.loading import prepare_host
-from worker.engines.vllm.backend import VllmBackend
+from worker.engines.loading import make_core_backend, make_front_backend, prepare_host
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Calls that make a vLLM engine in the program's own process.
@@ -109,8 +108,11 @@ def sandy_bridge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_an_unsuitable_cpu_is_refused_in_one_sentence() -> None:
     with pytest.raises(DeviceUnusable, match=r"does not have avx2, fma, f16c, .* use another host"):
         check_cpu()
+    settings = WorkerSettings(redis_url="redis://nowhere", model="any", device="cpu")
     with pytest.raises(DeviceUnusable):
-        VllmBackend(cores=[0]).warm_up()
+        make_core_backend(settings, 0)
+    with pytest.raises(DeviceUnusable):
+        make_front_backend(settings, "/nowhere")
 
 
 @pytest.mark.usefixtures("sandy_bridge")

@@ -83,3 +83,10 @@ def test_a_process_that_never_stops_writing_does_not_hold_its_reader(
     written.output.pass_on()
     assert written.output.lines
     assert written.output.pipe is not None
+
+
+def test_what_the_next_process_writes_is_no_part_of_a_crash(written: Written) -> None:
+    written.write(b"word\nFatal Python error: Aborted\n")
+    written.output.begin_again()
+    written.write(b"more\n")
+    assert (list(written.output.lines), list(written.output.crash)) == (["more"], [])

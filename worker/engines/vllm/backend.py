@@ -20,7 +20,7 @@ from worker.engines import (
     RankGroup,
     SensorReading,
 )
-from worker.engines.cpu_features import check_cpu, request_amx
+from worker.engines.cpu_features import request_amx
 from worker.engines.device import (
     GpuSensors,
     find_sensors,
@@ -93,8 +93,6 @@ class VllmBackend:
 
     def warm_up(self) -> dict[str, float]:
         """Do once all that needs no model; see `worker.engines.Backend.warm_up`."""
-        if self._is_on_cpu:
-            check_cpu()
         stopwatch = Stopwatch()
         with stopwatch.phase("import"), uncollected():
             for module in engine_modules(cpu=self._is_on_cpu):

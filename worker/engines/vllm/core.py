@@ -117,6 +117,7 @@ class Core:
         self._grammars = GrammarThreads(grammars or GrammarLimits())
         self._grammars.stand_in(core)
         self._keys: dict[str, str] = {}  # lane entries by requests whose grammars are compiled
+        self._is_frozen = False
         if self.adapters:
             with stopwatch.phase("adapters"):
                 add_adapters(core, self.adapters)
@@ -160,11 +161,17 @@ class Core:
         scheduler: Any = self._open().scheduler
         self.abort(list(scheduler.requests))
 
+    def freeze(self, is_frozen: bool) -> None:
+        """Have no work until it is called again; requests stay as they are."""
+        self._is_frozen = is_frozen
+
     @property
     def has_work(self) -> bool:
         """Whether `step` has work."""
         core = self._core
-        return core is not None and (core.scheduler.has_requests() or bool(core.batch_queue))
+        if core is None or self._is_frozen:
+            return False
+        return core.scheduler.has_requests() or bool(core.batch_queue)
 
     def step(self) -> EngineCoreOutputs | None:
         """Run one step; after an exception the core is unusable."""
@@ -291,7 +298,7 @@ class LocalLink:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """See `CoreLink`."""
-        return None if method == "freeze" else getattr(self._core, method)(*arguments)
+        return getattr(self._core, method)(*arguments)
 
     def listen(self, wake: Callable[[], None]) -> None:
         """Outputs come by steps only."""

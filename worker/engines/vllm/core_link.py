@@ -107,7 +107,7 @@ class SocketLink:
         self._numbers = itertools.count()
         self._calls: dict[int, Future[Any]] = {}
         self._outputs: queue.SimpleQueue[EngineCoreOutputs] = queue.SimpleQueue()
-        self._refused: dict[str, str] = {}
+        self._refused: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
         self._fault: Error | None = None
         self._wake: Callable[[], None] = lambda: None
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
@@ -122,7 +122,7 @@ class SocketLink:
     @property
     def has_outputs(self) -> bool:
         """See `CoreLink`."""
-        return not self._outputs.empty() or bool(self._refused) or self._fault is not None
+        return not (self._outputs.empty() and self._refused.empty()) or self._fault is not None
 
     @property
     def is_worn(self) -> bool:
@@ -131,7 +131,9 @@ class SocketLink:
 
     def refused(self) -> Mapping[str, str]:
         """See `CoreLink`."""
-        refused, self._refused = self._refused, {}
+        refused: dict[str, str] = {}
+        while not self._refused.empty():
+            refused |= self._refused.get()
         return refused
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -171,7 +173,7 @@ class SocketLink:
                     else:
                         answer.set_exception(raised(error))
                 case Kind.REFUSED:
-                    self._refused = {**self._refused, **pickle.loads(parts[0])}  # noqa: S301
+                    self._refused.put(pickle.loads(parts[0]))  # noqa: S301
                     self._wake()
                 case Kind.FAULT:
                     self._fault = pickle.loads(parts[0])  # noqa: S301

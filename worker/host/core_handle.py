@@ -1,0 +1,69 @@
+"""The core of one process of the pool: it has the device and the model, and outlives its fronts."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from multiprocessing.connection import Connection
+
+from tokenyard.protocol.settings import WorkerSettings
+from worker.host.fork_server import ForkServer
+from worker.process.core import main
+
+log = logging.getLogger("tokenyard.worker.pool")
+
+
+class CoreHandle:
+    """One core, from its start to its end."""
+
+    def __init__(
+        self, settings: WorkerSettings, name: str, device: int, output: Connection
+    ) -> None:
+        """Start it; its standard error goes to ``output``.
+
+        Raises `EOFError` or `OSError` where no process can be started.
+        """
+        self._folder = tempfile.mkdtemp(prefix="tokenyard-")
+        self.address = f"{self._folder}/core"  # where its front connects
+        arguments = (settings, device, log.getEffectiveLevel(), self.address, output)
+        self._process = ForkServer.Process(target=main, args=arguments, name=f"{name} core")
+        try:
+            self._process.start()
+        except (EOFError, OSError):
+            self._remove_folder()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid or 0
+
+    @property
+    def sentinel(self) -> int:
+        """Becomes readable at its end."""
+        return self._process.sentinel
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.is_alive()
+
+    def exit_status(self, wait_s: float = 0.0) -> int | None:
+        """The status of a core that is dead, or ends within ``wait_s``; None if it lives."""
+        self._process.join(wait_s)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """Kill it."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Kill it, and leave nothing of it."""
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
