@@ -23,7 +23,7 @@ from tokenyard.protocol.replies import decode_cached, to_result
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
-from tokenyard.scripts.answers import Published, Settled
+from tokenyard.scripts.answers import Publication, Published, Settled
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import RequestError, TokenDelta
 from worker.process.outcomes import Aborted, Run, charged_name
@@ -429,3 +429,26 @@ def test_a_stream_whose_published_tokens_are_lost_is_given_back(rig: Rig) -> Non
     again = rig.yard.place(rig.yard.waiting(run.request), rig.worker)
     assert unpack_tokens(again.published) == [1]
     assert not rig.lost
+
+
+def test_an_attempt_is_compared_at_first_and_again_after_a_while(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a worker whose last step was just now
+    run, given = rig.run(make_request(stream=True)), []
+    scripts = rig.publisher._scripts
+    emit = scripts.emit
+
+    def spied(worker: str, items: list[Publication], until: int) -> list[Published]:
+        given.append(([one.is_trusted for one in items], until - scripts.emitted_ms))
+        return emit(worker, items, until)
+
+    monkeypatch.setattr(scripts, "emit", spied)
+    for token in (1, 2, 3, 4):
+        if token == 3:
+            monkeypatch.setattr("worker.process.publisher.TRUSTED_MS", 0)
+        rig.publisher.put([TokenDelta(run.entry, 0, [token])])
+        rig.publisher.run_once()
+
+    assert given == [([False], 100), ([True], 100), ([False], 100), ([False], 100)]
+    assert rig.yard.published(run.request) == pack_tokens([1, 2, 3, 4])

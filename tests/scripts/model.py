@@ -58,6 +58,7 @@ class Known:
     is_astray: bool = False  # its entry was deleted by hand
     is_cancelled_early: bool = False  # cancelled before its arrival
     ran_at_cancel: tuple[str, int] | None = None  # worker and attempt
+    compared: tuple[str, int] | None = None  # worker and attempt whose deltas are taken on trust
     used: int | None = None  # tokens that its engine had made, by the first report after the cancel
 
     def suffer(self, why: Why, *, alone: bool) -> None:
@@ -81,6 +82,7 @@ class Known:
         self.paid_before = self.paid
         self.published, self.result, self.running = [], None, None
         self.is_astray, self.ran_at_cancel, self.used = False, None, None
+        self.compared = None  # that takes longer than trust lasts
         self.history = dict.fromkeys(HISTORY, 0)
         self.replies_before = replies_before
 

@@ -19,6 +19,10 @@ def delta(assignment: Assignment, seq: int, tokens: list[int], **fields: object)
     return Publication(assignment, make_delta(assignment.request.id, seq, tokens, **fields))
 
 
+def ledger_of(yard: PlayedYard, assignment: Assignment) -> str:
+    return yard.keys.ledger(assignment.request.client, assignment.request.id)
+
+
 def tokens_of(replies: list[Reply]) -> list[int]:
     return [token for reply in replies for token in unpack_tokens(reply.tokens)]
 
@@ -198,3 +202,64 @@ def test_wide_step_is_published_in_one_call(yard: PlayedYard, worker: str) -> No
 
     assert codes == [Published.PUBLISHED] * 300
     assert tokens_of(yard.replies(running[0].request)) == list(range(300))
+
+
+class TestTrust:
+    """A delta whose attempt was compared lately is published without another look."""
+
+    @staticmethod
+    def step(assignment: Assignment, seq: int, token: int) -> list[Publication]:
+        return [replace(delta(assignment, seq, [token]), is_trusted=True)]
+
+    @pytest.fixture
+    def until(self, yard: PlayedYard, worker: str, assignment: Assignment) -> int:
+        """The assignment has published a token, and is trusted up to this time."""
+        assert yard.emit(worker, assignment, [1]) is Published.PUBLISHED
+        return yard.scripts.emitted_ms + 60_000
+
+    def test_the_ledger_is_not_asked_before_the_end_of_trust(
+        self, yard: PlayedYard, worker: str, assignment: Assignment, until: int
+    ) -> None:
+        # Given a ledger that would refuse this attempt, if it were asked
+        yard.connection.hset(ledger_of(yard, assignment), "attempt", 7)
+
+        assert yard.scripts.emit(worker, self.step(assignment, 1, 2), until) == [1]
+        assert yard.scripts.emit(worker, [delta(assignment, 2, [3])], until) == [0]
+        assert yard.scripts.emit(worker, self.step(assignment, 2, 3), 1) == [0]
+        assert tokens_of(yard.replies(assignment.request)) == [1, 2]
+
+    def test_of_a_cancelled_request_nothing_is_published(
+        self, yard: PlayedYard, worker: str, assignment: Assignment, until: int
+    ) -> None:
+        request = assignment.request
+        yard.scripts.cancel(request.client, request.id, "for the test")
+
+        assert yard.scripts.emit(worker, self.step(assignment, 1, 2), until) == [0]
+        assert yard.published(request) == b""
+
+    def test_of_a_worker_without_a_lease_nothing_is_published(
+        self, yard: PlayedYard, worker: str, assignment: Assignment, until: int
+    ) -> None:
+        yard.lose(worker)
+
+        assert yard.scripts.emit(worker, self.step(assignment, 1, 2), until) == [-1]
+        assert yard.published(assignment.request) == pack_tokens([1])
+
+    def test_where_the_server_has_lost_tokens_nothing_is_published(
+        self, yard: PlayedYard, worker: str, assignment: Assignment, until: int
+    ) -> None:
+        yard.emit(worker, assignment, [2], seq=1)
+        request = assignment.request
+        yard.connection.set(yard.keys.tokens(request.client, request.id), pack_tokens([1]))
+
+        assert yard.scripts.emit(worker, self.step(assignment, 2, 3), until) == [0]
+        assert yard.published(request) == pack_tokens([1])
+
+    def test_a_repeated_call_changes_nothing(
+        self, yard: PlayedYard, worker: str, assignment: Assignment, until: int
+    ) -> None:
+        step = self.step(assignment, 1, 2)
+
+        assert yard.scripts.emit(worker, step, until) == [Published.PUBLISHED]
+        assert yard.scripts.emit(worker, step, until) == [Published.REPEATED]
+        assert tokens_of(yard.replies(assignment.request)) == [1, 2]

@@ -53,6 +53,7 @@ from tokenyard.scripts.client import cancel, requeue
 
 LANE_LIMIT = 3
 # Drawn as one number: separate draws of Hypothesis come mostly from the low end.
+FOREVER_MS = 10**15  # deltas are taken on trust up to this time
 SEEDS = st.integers(0, 2**32).map(random.Random)
 RARELY = st.sampled_from([False] * 7 + [True])
 IDS = ("a", "b/c", "d", "é", "e", "f", "g", "h")
@@ -320,7 +321,7 @@ class Walk(RuleBasedStateMachine):
         assert code is (HandedBack.HANDED_BACK if may else HandedBack.STALE)
         if may:
             known.history["faults"] += 1
-            known.running = None
+            known.running = known.compared = None
         assert self.scripts.hand_back(worker, assignment, 0, "x") is HandedBack.STALE
 
     def _join(self) -> str:
@@ -346,14 +347,16 @@ class Walk(RuleBasedStateMachine):
             seq = max(0, len(self.known[name].published) + reached[name] + shift)
             tokens = [token_at(name, seq + i) for i in range(length)]
             reached[name] += length if shift == 0 else 0
-            step.append(Publication(assignment, make_delta(assignment.request.id, seq, tokens)))
-        codes = self.scripts.emit(worker, step)
+            delta = make_delta(assignment.request.id, seq, tokens)
+            is_trusted = self.known[name].compared == (worker, assignment.attempt)
+            step.append(Publication(assignment, delta, is_trusted=is_trusted))
+        codes = self.scripts.emit(worker, step, FOREVER_MS)
         for item, code in zip(step, codes, strict=True):
             self._note_emit(worker, life, item, code)
         if twice:  # the answer to the first call was lost
             once_more = {Published.PUBLISHED: Published.REPEATED}
             expected = [once_more.get(code, code) for code in codes]
-            assert self.scripts.emit(worker, step) == expected
+            assert self.scripts.emit(worker, step, FOREVER_MS) == expected
 
     def _note_emit(self, worker: str, life: Life, item: Publication, code: Published) -> None:
         known = self._of(item)
@@ -362,6 +365,7 @@ class Walk(RuleBasedStateMachine):
             assert self._may_write(worker, item.assignment)
             assert item.reply.seq == len(known.published)
             known.published += unpack_tokens(item.reply.tokens)
+            known.compared = (worker, item.assignment.attempt)
         elif life.holds and not self._may_write(worker, item.assignment):
             assert code is Published.STALE
 

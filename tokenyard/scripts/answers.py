@@ -197,6 +197,7 @@ class Publication(Struct):
     assignment: Assignment
     reply: Reply
     epoch: int | None = None  # kept as that of the first published token, unless one is
+    is_trusted: bool = False  # a delta whose attempt was compared lately
     _packed: bytes = b""
 
     def packed(self) -> bytes:

@@ -33,6 +33,9 @@ _read_usage = msgspec.json.Decoder(Usage).decode
 class WorkerScripts(Caller):
     """Joining, renewing leases, publishing under the fence, leaving."""
 
+    #: The server's time in ms at the last `emit`.
+    emitted_ms = 0
+
     def register(self, name: str, lease_ms: int, info: bytes) -> str:
         """Join under ``name``; returns the worker's full name, with its incarnation."""
         keys = [self.keys.info, self.keys.workers, self.keys.leases, self.keys.events]
@@ -97,10 +100,15 @@ class WorkerScripts(Caller):
         packed: Any = self.yard.connection.get(self.keys.tokens(request.client, request.id))
         return len(packed or b"") // 4
 
-    def emit(self, worker: str, deltas: Sequence[Publication]) -> list[Published]:
-        """Publish the deltas of one engine step; one code for each, in their order."""
+    def emit(
+        self, worker: str, deltas: Sequence[Publication], trusted_until_ms: int = 0
+    ) -> list[Published]:
+        """Publish the deltas of one engine step; one code for each, in their order.
+
+        After ``trusted_until_ms`` by the server's clock no delta is taken on trust.
+        """
         keys = [self.keys.leases]
-        args: list[Arg] = [worker, self._reply_maxlen, 0]
+        args: list[Arg] = [worker, self._reply_maxlen, 0, trusted_until_ms]
         notes: list[Arg] = []
         several: list[tuple[int, str, int]] = []  # number, key and choice
         order = _by_destination(self.keys, deltas)
@@ -112,7 +120,8 @@ class WorkerScripts(Caller):
                 request = assignment.request
                 keys.append(self.keys.ledger(request.client, request.id))
                 keys.append(self.keys.tokens(request.client, request.id))
-                args += (assignment.attempt, reply.seq, reply.tokens, item.packed())
+                seq = f"+{reply.seq}" if item.is_trusted else reply.seq
+                args += (assignment.attempt, seq, reply.tokens, item.packed())
                 number = (len(keys) - 1 - destinations) // 2
                 if item.epoch is not None:
                     notes += ["epoch", number, len(keys) - 1, item.epoch]
@@ -126,7 +135,10 @@ class WorkerScripts(Caller):
             notes += ["choice", number, len(keys), bytes([index])]
         args[2] = len(several)
         args += notes
-        return self._published("emit", keys, args, order, len(deltas))
+        answers = self._run("emit", keys, args)
+        if isinstance(answers, list):
+            self.emitted_ms = answers.pop()
+        return _in_order(answers, order, len(deltas))
 
     def finish(self, worker: str, results: Sequence[Publication]) -> list[Published]:
         """Publish results and free their places; one code for each, in their order."""
@@ -153,7 +165,7 @@ class WorkerScripts(Caller):
                     args += (strings + 4, *_used(reply), code_of(reply))
                 else:
                     args.append(strings)
-        return self._published("finish", keys, args, order, len(results))
+        return _in_order(self._run("finish", keys, args), order, len(results))
 
     def settle_cancelled(self, worker: str, used: Sequence[CancelledUse]) -> list[Settled]:
         """Charge cancelled requests what the engine had used; one code for each, in their order."""
@@ -163,16 +175,6 @@ class WorkerScripts(Caller):
             args += [one.entry, "" if one.input is None else one.input, one.cached, one.output]
         return codes(Settled, self._run("settle_cancelled", keys, args), len(used))
 
-    def _published(
-        self, script: str, keys: Sequence[str], args: Sequence[Arg], order: Groups, count: int
-    ) -> list[Published]:
-        answers = codes(Published, self._run(script, keys, args), count)
-        if len(order) == 1 or (answers and answers[0] is Published.LEASE_LOST):
-            return answers  # they are in the order of the items
-        places = (at for _, group in order for at, _ in group)
-        found = dict(zip(places, answers, strict=True))
-        return [found[at] for at in range(count)]
-
 
 def _used(reply: Reply) -> tuple[int, int, int]:
     """The tokens of a result: in, those of them that were cached, out."""
@@ -180,6 +182,16 @@ def _used(reply: Reply) -> tuple[int, int, int]:
         return 0, 0, len(reply.tokens) // 4
     usage = _read_usage(reply.usage)
     return usage.prompt_tokens, usage.cached_tokens or 0, usage.completion_tokens
+
+
+def _in_order(answers: int | list[int], order: Groups, count: int) -> list[Published]:
+    """The codes for items that were sent by destination, in the order of the items."""
+    found = codes(Published, answers, count)
+    if len(order) == 1 or (found and found[0] is Published.LEASE_LOST):
+        return found
+    places = (at for _, group in order for at, _ in group)
+    by_place = dict(zip(places, found, strict=True))
+    return [by_place[at] for at in range(count)]
 
 
 def _by_destination(keys: Keys, items: Iterable[Publication]) -> Groups:

@@ -36,6 +36,7 @@ class Run(Struct, eq=False):
     shown: bytearray = field(default_factory=bytearray)
     first_token: float | None = None
     has_stored_epoch: bool = False  # the ledger has the epoch of its first token
+    compared_ms: int = 0  # the server's time when its attempt was last compared with the ledger
     interval_ms: int | None = None  # between its deltas; None before the first
     waited_ms: int = 0  # `Assignment.waited_ms`, which takes its time to be read
 

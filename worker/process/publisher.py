@@ -47,6 +47,11 @@ _Ship = Callable[[str, Sequence[Publication]], list[Published]]
 MOST_WAITING = 64
 STEPS_AT_ONCE = 16
 _PUBLISHED: Final = Published.PUBLISHED  # enum attribute access is slow; bound once
+#: A delta is taken on trust for so long after its attempt was compared with the ledger, which the
+#: server checks by its own clock. An id lives again a second after its end at the earliest.
+TRUSTED_MS: Final = 800
+#: The longest time until the next step that is part of it.
+_NEXT_STEP_MS: Final = 100
 #: The pause before a request that the engine could not serve is tried again.
 RETRY_PAUSE = Backoff(cap=30.0, base=0.5)
 
@@ -145,7 +150,7 @@ class Publisher:
                 self._hand_back(event)
         deltas, results = self._publications(events, epoch)
         if deltas:
-            self._ship(deltas, self._scripts.emit)
+            self._ship(deltas, self._emit)
         if results:
             self._ship(results, self._scripts.finish)
             for run, _, _ in results:
@@ -171,11 +176,19 @@ class Publisher:
             if isinstance(event, TokenDelta):
                 reply = delta_reply(run, event)
                 told = epoch_to_store(run, reply, epoch)
-                deltas.append((run, event, Publication(run.assignment, reply, told)))
+                item = Publication(run.assignment, reply, told, self._is_trusted(run))
+                deltas.append((run, event, item))
             else:
                 reply = result_reply(run, event, self._info, self._worker, now, epoch)
                 results.append((run, event, Publication(run.assignment, reply)))
         return deltas, results
+
+    def _is_trusted(self, run: Run) -> bool:
+        """Whether its attempt was compared with the ledger lately."""
+        return 0 < run.compared_ms > self._scripts.emitted_ms - TRUSTED_MS
+
+    def _emit(self, worker: str, items: Sequence[Publication]) -> list[Published]:
+        return self._scripts.emit(worker, items, self._scripts.emitted_ms + _NEXT_STEP_MS)
 
     def _hand_back(self, failed: RequestError) -> None:
         """Return a request that another attempt may complete; the leader decides whether."""
@@ -230,6 +243,8 @@ class Publisher:
         for (run, outcome, item), code in zip(shipments, codes or (), strict=False):
             if code is _PUBLISHED or (may_repeat and code is Published.REPEATED):
                 published.append((run, outcome))
+                if not item.is_trusted:
+                    run.compared_ms = self._scripts.emitted_ms
                 if not isinstance(outcome, TokenDelta):
                     self._spans.ended(run, outcome)
                     ended.append((run, item))
