@@ -78,11 +78,13 @@ sys.stdout.buffer.write(s.recv(65536))
 """
 
 
-def test_a_stream_adds_up_to_its_result(client: Client) -> None:
+@pytest.mark.parametrize("interval_ms", [None, 0, 30, 100])
+def test_a_stream_adds_up_to_its_result(client: Client, interval_ms: int | None) -> None:
     # More tokens than a worker publishes at once, however busy the machine is
     handle = client.submit(
         "67+89=",
         stream=True,
+        stream_interval_ms=interval_ms,
         ignore_eos=True,
         **GREEDY | {"max_tokens": 3 * STEPS_AT_ONCE},
     )

@@ -167,15 +167,16 @@ def test_a_stream_among_many_sends_its_tokens_in_groups(
     assert run(vllm_engine, greedy(stream=True))[0].tokens == alone.tokens
 
 
-def test_a_stream_with_a_deadline_or_an_interval_of_one_holds_nothing_back(
+def test_a_stream_with_a_deadline_or_without_an_interval_holds_nothing_back(
     vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PieceSize, "choose", lambda *_: 4)
-    urgent = greedy(stream=True)
-    request = msgspec.structs.replace(urgent.request, deadline_ms=1)
-    urgent = msgspec.structs.replace(urgent, request=request)
-
-    assert pieces(vllm_engine, urgent) == [1] * 11
+    for field in ({"deadline_ms": 1}, {"stream_interval_ms": 0}):
+        asked = greedy(stream=True)
+        asked = msgspec.structs.replace(
+            asked, request=msgspec.structs.replace(asked.request, **field)
+        )
+        assert pieces(vllm_engine, asked) == [1] * 11
     if installed_vllm() >= (0, 32):
         assert pieces(vllm_engine, greedy(stream=True, stream_interval=1)) == [1] * 11
 

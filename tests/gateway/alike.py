@@ -90,10 +90,12 @@ class Asked:
     event_ids: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, url: str, path: str, body: Mapping[str, Any]) -> Asked:
+    def of(
+        cls, url: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> Asked:
         """Ask."""
         began = int(time.time())
-        answer = httpx.post(f"{url}{path}", json=body, timeout=90.0)
+        answer = httpx.post(f"{url}{path}", json=body, headers=headers, timeout=90.0)
         masks = Masks(path, range(began, int(time.time()) + 1))
         kind = answer.headers["content-type"]
         if not kind.startswith("text/event-stream"):

@@ -89,6 +89,21 @@ def test_answers_are_equal(door: Door, vllm: str, name: str, way: str) -> None:
     assert not theirs.event_ids
 
 
+@pytest.mark.parametrize("name", GENERATED)
+def test_no_interval_changes_a_stream(door: Door, name: str) -> None:
+    path, body = GENERATED[name]
+    stream = {"model": "speaker", "temperature": 0, **body, "stream": True}
+
+    each, *others = (
+        Asked.of(door.url, path, stream, {"X-Tokenyard-Stream-Interval-Ms": ms})
+        for ms in ("0", "30", "100")
+    )
+
+    assert each.status == 200
+    assert len(each.events) > 2
+    assert all(one.events == each.events for one in others)
+
+
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("path", CACHED)
 def test_what_was_cached_is_told_alike(door: Door, vllm: str, path: str, is_stream: bool) -> None:

@@ -343,9 +343,10 @@ class VllmEngine:
         self._answers[request_id] = answer
 
     def _piece_size(self, answer: OutputCollector) -> int:
-        """Tokens that vLLM returns at a time; a deadline needs each token immediately."""
+        """Tokens that vLLM returns at a time; who asks for each, or has a deadline, gets one."""
         request, params = answer.asked.assignment.request, answer.asked.params
-        if type(answer) is not Streamed or params.stream_interval or request.deadline_ms:
+        wants_each = request.stream_interval_ms == 0 or request.deadline_ms is not None
+        if type(answer) is not Streamed or params.stream_interval or wants_each:
             return self._pieces.least
         return self._pieces.choose(len(self._answers))
 
