@@ -111,11 +111,11 @@ class VllmBackend:
 
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
         """Load an engine; see `worker.engines.Backend.load`."""
+        core = self.load_core(spec, group, weights)
         from worker.engines.vllm.core import LocalLink
         from worker.engines.vllm.engine import VllmEngine
 
-        link = LocalLink(self.load_core(spec, group, weights))
-        return VllmEngine(spec, link, log_stats=self._log_stats, grammars=self._grammars)
+        return VllmEngine(spec, LocalLink(core), log_stats=self._log_stats, grammars=self._grammars)
 
     def attend(self, group: RankGroup) -> None:
         """Serve a group's leader; see `worker.engines.Backend.attend`."""
