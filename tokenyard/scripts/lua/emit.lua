@@ -28,9 +28,9 @@
 -- @include server_ms
 
 local LEASE_LOST, PUBLISHED, REPEATED, STALE = -1, 1, 2, 0
-local PLUS = 43
 -- What each delta costs here bounds the yard: so tables and functions are looked up once.
 local call, byte, KEYS, ARGV = redis.call, string.byte, KEYS, ARGV
+local PLUS = byte('+')
 local worker, is_held = ARGV[1], has_lease(KEYS[1], ARGV[1])
 local now = server_ms()
 local trusts = is_held and now <= tonumber(ARGV[4])
