@@ -137,13 +137,13 @@ def test_a_spare_replaces_a_killed_busy_worker(models_yard: Up, client: Client) 
         handles = client.submit_many(items, model=model, stream=True, **LONG)
         streams = [iter(handle) for handle in handles]
         firsts = [next(stream) for stream in streams]
-        os.kill(victim.pid, signal.SIGSTOP)
+        os.kill(victim.core_pid, signal.SIGSTOP)
         if not all(handle.status().is_over for handle in handles):
             break
-        os.kill(victim.pid, signal.SIGCONT)  # all had ended before this test had looked
+        os.kill(victim.core_pid, signal.SIGCONT)  # all had ended before this test had looked
 
-    # If its process is killed in mid-stream
-    os.kill(victim.pid, signal.SIGKILL)
+    # If the process with its model is killed in mid-stream
+    os.kill(victim.core_pid, signal.SIGKILL)
 
     # I expect every token once, the spare to hold the model,
     attempts = set()

@@ -21,6 +21,7 @@ from worker.engines import Engine, Finished, RequestError, TokenDelta
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
+    from worker.engines.vllm.core import Core
     from worker.engines.vllm.engine import VllmEngine
 
 MODELS = Path(__file__).parents[2] / "examples" / "arithmetic" / "models"
@@ -166,6 +167,13 @@ def answers(engine: Engine) -> list[list[int]]:
     prompts = [[4, 5, 14, 4 + at] for at in range(12)]
     asked = [greedy(f"{at}-0", tokens=tokens) for at, tokens in enumerate(prompts)]
     return [outcome.tokens for outcome in run(engine, *asked)]
+
+
+def core_of(engine: Engine) -> Core:
+    """The core of an engine in this process."""
+    front: Any = engine
+    core: Core = front._link._core
+    return core
 
 
 def without_cache(outcome: Outcome) -> Finished | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.harness import MODELS, answers, counter_of_reuse, greedy, spec_of
+from tests.engines.harness import MODELS, answers, core_of, counter_of_reuse, greedy, spec_of
 from tests.engines.llama import write_llama
 from tests.engines.on_cpu import needs_cpu
 from worker.engines import Backend, Engine, Unsupported
@@ -128,8 +128,7 @@ def test_weights_that_no_reload_restores_are_reported(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = backend.load(spec_of("adder"))
-    assert isinstance(engine, VllmEngine)
-    inner = engine._open()
+    inner = core_of(engine)._open()
     call = inner.collective_rpc
 
     def without_reload(method: object, *more: object) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.harness import MODELS, ask, run, spec_of
+from tests.engines.harness import MODELS, ask, core_of, run, spec_of
 from tests.engines.llama import write_llama
 from tests.engines.on_cpu import needs_cpu
 from worker.engines import Backend, Engine
@@ -103,15 +104,23 @@ def test_the_objects_of_an_engine_are_collected(backend: Backend) -> None:
     frozen = gc.get_freeze_count()
     engine = backend.load(spec_of("adder"))
     assert isinstance(engine, VllmEngine)
-    inner = weakref.ref(engine._open())
+    inner, core = weakref.ref(engine._open()), weakref.ref(core_of(engine)._open())
 
     engine.close()
 
     # I expect the base to be frozen as before, without any object of the engine.
-    assert inner() is None
+    assert (inner(), core()) == (None, None)
     assert 0 < gc.get_freeze_count() <= frozen
     assert gc.freeze.__name__ == "freeze"
     assert gc.unfreeze.__name__ == "unfreeze"
+
+
+def test_what_a_core_tells_its_front_is_small(backend: Backend) -> None:
+    engine = backend.load(spec_of("adder", kv_cache_gib=0.125))
+    told = pickle.dumps(core_of(engine).info)
+    engine.close()
+
+    assert len(told) < 100_000, "neither weights nor the KV cache are in it"
 
 
 def test_torch_does_not_change_how_python_reports_faults(backend: Backend) -> None:
@@ -127,8 +136,7 @@ def test_a_compiled_model_is_collected_with_its_engine(
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")  # traced as usual, but not compiled for a minute
     engine = backend.load(spec_of("adder", enforce_eager=False))
-    assert isinstance(engine, VllmEngine)
-    (model,) = engine._open().apply_model(lambda model: weakref.ref(model.model))
+    (model,) = core_of(engine)._open().collective_rpc(_model)
     check(engine)
 
     engine.close()
@@ -140,8 +148,7 @@ def test_a_compiled_model_is_collected_with_its_engine(
 def test_the_kv_cache_is_no_larger_than_all_sequences_can_fill(backend: Backend) -> None:
     def cache_bytes(spec: ModelSpec) -> int:
         engine = backend.load(spec)
-        assert isinstance(engine, VllmEngine)
-        found = engine._open().collective_rpc(_cache_bytes)[0]
+        found = core_of(engine)._open().collective_rpc(_cache_bytes)[0]
         check(engine)
         engine.close()
         return found
@@ -153,6 +160,10 @@ def test_the_kv_cache_is_no_larger_than_all_sequences_can_fill(backend: Backend)
     assert few == 5 * 128 * 2048
     assert many == 65 * 128 * 2048
     assert told == 128 * MIB
+
+
+def _model(worker: Any) -> weakref.ref[Any]:
+    return weakref.ref(worker.get_model().model)
 
 
 def _cache_bytes(worker: Any) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.engines.harness import Outcome, ask, greedy, refused_field, run
+from tests.engines.harness import Outcome, ask, core_of, greedy, refused_field, run
 from tests.support.vllm_versions import installed_vllm
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.wire import Assignment, RepetitionDetection, StructuredOutputs
@@ -104,7 +104,7 @@ def test_a_grammar_that_takes_forever_holds_nobody_up(
             for event in vllm_engine.step():
                 if isinstance(event, Finished):
                     outcomes.setdefault(event.key, Outcome()).finished = event
-        core = vllm_engine._link._core
+        core = core_of(vllm_engine)
         monkeypatch.setattr(core._grammars, "_limits", GrammarLimits(timeout_s=0.0))
         (refused,) = vllm_engine.step()
         assert isinstance(refused, RequestError)

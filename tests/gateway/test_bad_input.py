@@ -73,7 +73,8 @@ class Pasture:
         """Ask, and have an answer."""
         headers = {"Authorization": f"Bearer {key}"}
         answer = httpx.post(f"{self.door.url}{path}", json=body, headers=headers, timeout=120.0)
-        return answer.raise_for_status()
+        assert answer.is_success, answer.text
+        return answer
 
 
 @pytest.fixture(scope="module")

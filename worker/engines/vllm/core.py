@@ -127,10 +127,12 @@ class Core:
 
     @property
     def info(self) -> CoreInfo:
-        """What a front must know."""
-        config, parallel = copy(self.config), copy(self.config.parallel_config)
-        parallel.distributed_executor_backend = None  # that of a group cannot be sent
-        config.parallel_config = parallel
+        """What a front must know; it can be sent."""
+        config = copy(self.config)
+        config.parallel_config = parallel = copy(config.parallel_config)
+        config.compilation_config = compilation = copy(config.compilation_config)
+        parallel.distributed_executor_backend = None  # that of a group cannot be pickled
+        compilation.static_forward_context = {}  # the layers, with all of the KV cache
         return CoreInfo(config, self.adapters, self.phases_s, self.weights)
 
     # Requests

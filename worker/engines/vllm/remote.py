@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from worker.engines import Engine, Memory, RankGroup, SensorReading
@@ -46,9 +47,11 @@ class RemoteBackend:
         self._connected().call("attend", group)
 
     def memory(self) -> Memory:
-        """That of the core."""
-        memory: Memory = self._connected().call("memory")
-        return memory
+        """That of the core and of this process, which a leak in either makes larger."""
+        import psutil  # vLLM brings it
+
+        core: Memory = self._connected().call("memory")
+        return replace(core, host=core.host + psutil.Process().memory_info().rss)
 
     def read_sensors(self) -> SensorReading:
         """See `worker.engines.Backend.read_sensors`."""
