@@ -47,11 +47,11 @@ class RemoteBackend:
         self._connected().call("attend", group)
 
     def memory(self) -> Memory:
-        """That of the core and of this process, which a leak in either makes larger."""
+        """That of the core, and what this process has of its own."""
         import psutil  # vLLM brings it
 
         core: Memory = self._connected().call("memory")
-        return replace(core, host=core.host + psutil.Process().memory_info().rss)
+        return replace(core, host=core.host + psutil.Process().memory_full_info().uss)
 
     def read_sensors(self) -> SensorReading:
         """See `worker.engines.Backend.read_sensors`."""
