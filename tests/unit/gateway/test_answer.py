@@ -218,3 +218,21 @@ async def test_an_error_inside_a_stream_of_messages_has_anthropics_form(
 )
 def test_a_failed_result_has_its_status(code: Code, status: int) -> None:
     assert of_result(ErrorInfo(code, "the reason")).status == status
+
+
+async def test_the_error_that_ends_a_stream_comes_behind_any_event() -> None:
+    # Given a client that was shown five events by a gateway that is gone
+    connection = Connection()
+    one = answer(connection, after=5)
+    one._context.ticket.accept()
+    await one.send(head())
+    await one.send(body(b"data: 1\n\n"))
+
+    # If the request has failed, and its result has fewer tokens
+    one._context.ticket.fail(of_result(ErrorInfo(Code.ENTRY_LOST, "gone")))
+    await one.send(body(b"data: error\n\n"))
+    await one.send(body(b"data: [DONE]\n\n", more=False))
+
+    # I expect the client to have the error.
+    expected = f"id: {NAME}:6\ndata: error\n\nid: {NAME}:7\ndata: [DONE]\n\n"
+    assert connection.body == expected.encode()
