@@ -452,3 +452,11 @@ def test_an_attempt_is_compared_at_first_and_again_after_a_while(
 
     assert given == [([False], 100), ([True], 100), ([False], 100), ([False], 100)]
     assert rig.yard.published(run.request) == pack_tokens([1, 2, 3, 4])
+
+
+def test_an_attempt_is_compared_where_the_clock_of_the_server_was_set_back(rig: Rig) -> None:
+    run = rig.publisher.runs[rig.run(make_request(stream=True)).entry]
+    rig.publisher._scripts.emitted_ms = run.compared_ms = 5_000
+    assert rig.publisher._is_trusted(run)
+    rig.publisher._scripts.emitted_ms = 4_000
+    assert not rig.publisher._is_trusted(run)

@@ -184,8 +184,9 @@ class Publisher:
         return deltas, results
 
     def _is_trusted(self, run: Run) -> bool:
-        """Whether its attempt was compared with the ledger lately."""
-        return 0 < run.compared_ms > self._scripts.emitted_ms - TRUSTED_MS
+        """Whether its attempt was compared with the ledger lately, by a clock not set back since."""
+        age_ms = self._scripts.emitted_ms - run.compared_ms
+        return bool(run.compared_ms) and 0 <= age_ms < TRUSTED_MS
 
     def _emit(self, worker: str, items: Sequence[Publication]) -> list[Published]:
         return self._scripts.emit(worker, items, self._scripts.emitted_ms + _NEXT_STEP_MS)
