@@ -184,7 +184,7 @@ class Publisher:
         return deltas, results
 
     def _is_trusted(self, run: Run) -> bool:
-        """Whether its attempt was compared with the ledger lately, by a clock not set back since."""
+        """Whether its attempt was compared lately, by a clock that was not set back since."""
         age_ms = self._scripts.emitted_ms - run.compared_ms
         return bool(run.compared_ms) and 0 <= age_ms < TRUSTED_MS
 
