@@ -1,4 +1,4 @@
-"""The user and the home folder, where a container gives a program neither.
+"""The user, the home folder and that for sockets, where a container or a user gives none of use.
 
 Under an arbitrary uid (OpenShift, ``docker run --user``) the user has no name, and ``HOME`` is
 missing, or is a folder that is not the user's.
@@ -10,6 +10,11 @@ import getpass
 import os
 import tempfile
 from pathlib import Path
+from typing import Final
+
+#: Of a folder for sockets: the rest is for names in it.
+_MOST_BYTES: Final = 80
+_SHORT_FOLDER: Final = "/tmp"  # noqa: S108 - others make folders of their own in it
 
 
 def user_name() -> str:
@@ -45,6 +50,12 @@ def cache_environment() -> dict[str, str]:
     unusable = [name for name, place in places.items() if not _is_writable(place)]
     folder = _temporary() if unusable else None
     return {name: str(folder / name.lower()) for name in unusable} if folder else {}
+
+
+def folder_for_sockets() -> str:
+    """Where a folder for Unix sockets can be made, whose whole names have at most 107 bytes."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _MOST_BYTES else _SHORT_FOLDER
 
 
 def _is_writable(folder: Path) -> bool:

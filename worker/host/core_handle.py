@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
 from multiprocessing.connection import Connection
-from typing import Final
 
+from tokenyard.process.home import folder_for_sockets
 from tokenyard.protocol.settings import WorkerSettings
 from worker.host.fork_server import ForkServer
 from worker.process.core import main
 
 log = logging.getLogger("tokenyard.worker.pool")
-
-#: Most bytes of a folder for sockets: their whole names may have 107.
-_MOST_FOLDER: Final = 80
-_SHORT_FOLDER: Final = "/tmp"  # noqa: S108 - a folder of our own is made in it
 
 
 class CoreHandle:
@@ -30,9 +25,7 @@ class CoreHandle:
 
         Raises `EOFError` or `OSError` where no process can be started.
         """
-        usual = tempfile.gettempdir()
-        is_short = len(os.fsencode(usual)) <= _MOST_FOLDER
-        self._folder = tempfile.mkdtemp("", "tokenyard-", usual if is_short else _SHORT_FOLDER)
+        self._folder = tempfile.mkdtemp(prefix="tokenyard-", dir=folder_for_sockets())
         self.address = f"{self._folder}/core"  # where its front connects
         arguments = (settings, device, log.getEffectiveLevel(), self.address, output)
         self._process = ForkServer.Process(target=main, args=arguments, name=f"{name} core")

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from tokenyard import clock
 from tokenyard.broker.outage import Backoff
+from tokenyard.process.home import folder_for_sockets
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts.answers import Why
@@ -436,7 +437,7 @@ class PoolGroups:
 
     def start(self) -> None:
         """Make the folder in which the ranks find each other."""
-        self._folder = tempfile.TemporaryDirectory(prefix="tokenyard-")
+        self._folder = tempfile.TemporaryDirectory(prefix="tokenyard-", dir=folder_for_sockets())
 
     def stop(self) -> None:
         """Remove the folder; idempotent."""
