@@ -286,7 +286,7 @@ class LocalLink:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.info = core.info
-        self.client: EngineCoreClient = _LocalClient(core)
+        self.client: EngineCoreClient = _LocalClient(self, core)
         self.has_outputs = True
 
     def refused(self) -> Mapping[str, str]:
@@ -306,10 +306,33 @@ class LocalLink:
         """Outputs come by steps only."""
 
 
-class _LocalClient(EngineCoreClient):
+class CoreClient(EngineCoreClient):
+    """What vLLM's clients of a core have in common, wherever it is."""
+
+    def __init__(self, link: CoreLink) -> None:
+        self._link = link
+
+    def get_supported_tasks(self) -> Any:
+        """See vLLM's `EngineCoreClient`."""
+        return self._link.call("supported_tasks")
+
+    def reset_mm_cache(self) -> None:
+        """See vLLM's `EngineCoreClient`."""
+        self._link.call("reset_mm_cache")
+
+    def dp_engines_running(self) -> bool:
+        """See vLLM's `EngineCoreClient`."""
+        return False
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """The core is closed by its owner."""
+
+
+class _LocalClient(CoreClient):
     """vLLM's client of a core in this process."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, link: LocalLink, core: Core) -> None:
+        super().__init__(link)
         self._core = core
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -320,15 +343,3 @@ class _LocalClient(EngineCoreClient):
 
     def get_output(self) -> EngineCoreOutputs:
         return self._core.step() or EngineCoreOutputs()
-
-    def get_supported_tasks(self) -> Any:
-        return self._core.supported_tasks()
-
-    def reset_mm_cache(self) -> None:
-        self._core.reset_mm_cache()
-
-    def dp_engines_running(self) -> bool:
-        return False
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """The core is closed by its owner."""

@@ -24,7 +24,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from tokenyard import clock
 from worker.engines import DeviceLost, DeviceUnusable, Unsupported
-from worker.engines.vllm.core import Core, CoreInfo
+from worker.engines.vllm.core import Core, CoreClient, CoreInfo
 
 log = logging.getLogger("tokenyard.worker.core")
 
@@ -191,11 +191,12 @@ def _connect(address: str, timeout_s: float) -> Connection:
             clock.sleep(_RETRY_S)
 
 
-class _SocketClient(EngineCoreClient):
+class _SocketClient(CoreClient):
     """vLLM's client of a core behind a socket."""
 
     def __init__(self, link: SocketLink, frames: Frames) -> None:
-        self._link = link
+        super().__init__(link)
+        self._take = link.take
         self._frames = frames
         self._encoder = MsgpackEncoder()
 
@@ -207,19 +208,7 @@ class _SocketClient(EngineCoreClient):
             self._frames.send_object(Kind.ABORT, list(request_ids))
 
     def get_output(self) -> EngineCoreOutputs:
-        return self._link.take()
-
-    def get_supported_tasks(self) -> Any:
-        return self._link.call("supported_tasks")
-
-    def reset_mm_cache(self) -> None:
-        self._link.call("reset_mm_cache")
-
-    def dp_engines_running(self) -> bool:
-        return False
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """The core is closed by its owner."""
+        return self._take()
 
 
 # The core's side
