@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -60,7 +60,7 @@ class ReplyStream:
         pending = self.pending
         while True:
             self.has_news.clear()
-            for reply in self._taken():
+            for reply in self.take():
                 yield reply
             if pending.deltas:
                 continue
@@ -72,10 +72,16 @@ class ReplyStream:
             left_s = None if give_up is None else give_up - clock.monotonic()
             await asyncio.wait_for(self.has_news.wait(), left_s)
 
-    def _taken(self) -> Sequence[Reply]:
+    def take(self) -> Sequence[Reply]:
         """The deltas since the last call, which nobody needs again."""
         deltas, self.pending.deltas = self.pending.deltas, ()
         return deltas
+
+
+def wake(streams: Sequence[ReplyStream]) -> None:
+    """Wake the readers, the newest first: a first token is waited for, and they take turns."""
+    for stream in reversed(streams):
+        stream.has_news.set()
 
 
 class ReplyReader:
@@ -83,6 +89,8 @@ class ReplyReader:
 
     def __init__(self, connection: AsyncRedis, url: str, keys: Keys, name: str) -> None:
         """``name`` begins the name of its stream, which nobody else can guess."""
+        #: Told which streams have news, after each read.
+        self.tell: Callable[[Sequence[ReplyStream]], None] = wake
         self.reply_to = f"replies:{name}.{secrets.token_hex(16)}"
         self._connection = connection
         self._url = url
@@ -153,10 +161,9 @@ class ReplyReader:
             self._router.forget([pending], TokenyardError("nobody reads it any more"))
 
     def _tell(self) -> None:
-        """Wake the readers, the newest first: a first token is waited for, and they take turns."""
         news, self._news = self._news, []
-        for stream in reversed(news):
-            stream.has_news.set()
+        if news:
+            self.tell(news)
 
     async def _read(self) -> None:
         streams: dict[Any, Any] = {self._key: self._router.cursor}

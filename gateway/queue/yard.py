@@ -52,10 +52,10 @@ class YardQueue:
         self.keys = Keys(yard)
         self.url = url
         self.connection = open_async_connection(url)
-        self._submitter = BurstSubmitter(self.connection, url, self.keys)
+        self.submitter = BurstSubmitter(self.connection, url, self.keys)
         self._rate_limits = RateLimits(self.connection, url, self.keys)
-        self._reader = ReplyReader(self.connection, url, self.keys, name)
-        self.loop = self._reader.loop
+        self.reader = ReplyReader(self.connection, url, self.keys, name)
+        self.loop = self.reader.loop
         self.broker_time = BrokerTime()  # `YardHealth` measures it
         self._cancels: set[asyncio.Task[Cancelled]] = set()
         #: Connections close because the gateway stops.
@@ -63,13 +63,13 @@ class YardQueue:
 
     async def start(self) -> None:
         """Connect."""
-        await self._reader.start()
+        await self.reader.start()
 
     async def stop(self) -> None:
         """Disconnect; requests go on."""
         if self._cancels:
             await asyncio.wait(self._cancels, timeout=_CANCEL_S)
-        await self._reader.stop()
+        await self.reader.stop()
         await self.connection.aclose()
 
     async def command(self, *command: Arg) -> Any:
@@ -83,26 +83,24 @@ class YardQueue:
         Raises `GatewayError` where the queue refuses it. A caller that stops early cancels it,
         unless the request continues without its client.
         """
-        stream = self._reader.follow(
+        stream = self.reader.follow(
             request.client,
             request.id,
-            is_whole=request.params.n > 1 or _has_logprobs(request),
+            is_whole=request.params.n > 1 or has_logprobs(request),
             is_elsewhere=context.is_replay,
         )
         is_over = False
         try:
             if context.is_replay:
-                await self._reader.look_at([stream])
+                await self.reader.look_at([stream])
             else:
                 context.asked += 1
                 interval_ms = context.stream_interval_ms
                 if interval_ms is None and request.stream and context.tenant:
                     settings = await self._rate_limits.settings(context.tenant)
                     interval_ms = settings.stream_interval_ms or None
-                acceptance = await self._submitter.submit(
-                    replace(
-                        request, reply_to=self._reader.reply_to, stream_interval_ms=interval_ms
-                    ),
+                acceptance = await self.submitter.submit(
+                    replace(request, reply_to=self.reader.reply_to, stream_interval_ms=interval_ms),
                     context.priority_class,
                     refuse_late=context.deadline_ms is not None and not context.is_patient,
                     before=context.take_unsaved(),
@@ -111,35 +109,34 @@ class YardQueue:
                     context.rate_limits = await self._rate_limits.headers(
                         context.tenant, acceptance.eta_ms
                     )
-                refused = _refusal(acceptance)
+                refused = refusal(acceptance)
                 if refused is not None:
                     is_over = True
                     context.asked -= 1
                     raise refused
-                self._reader.accepted(stream, is_new=acceptance.code is Submitted.ACCEPTED)
+                self.reader.accepted(stream, is_new=acceptance.code is Submitted.ACCEPTED)
             context.ticket.accept()
-            async for reply in stream.until(self._give_up(context)):
+            async for reply in stream.until(self.give_up(context.deadline_ms)):
                 is_over = reply.event == "result"
                 yield reply
         except TimeoutError as error:
             message = "nobody ended the request at its deadline"
             raise GatewayError(504, message, code=Code.DEADLINE_EXCEEDED) from error
         finally:
-            self._reader.forget(stream)
+            self.reader.forget(stream)
             goes_on = context.continues or (self.is_leaving and context.can_come_back)
             if not is_over and not goes_on:
-                self._cancel_later(request)
+                self.cancel_later(request, "the HTTP client disconnected")
 
-    def _give_up(self, context: RequestContext) -> float | None:
+    def give_up(self, deadline_ms: int | None) -> float | None:
         """When to end a request that should have ended: without a leader nobody else does."""
-        if context.deadline_ms is None:
+        if deadline_ms is None:
             return None
-        ends_at = self.broker_time.to_monotonic(context.deadline_ms)
+        ends_at = self.broker_time.to_monotonic(deadline_ms)
         return max(ends_at, clock.monotonic()) + _DEADLINE_MARGIN_S
 
-    def _cancel_later(self, request: Request) -> None:
-        """Cancel in a task of its own: the caller is being cancelled itself."""
-        why = "the HTTP client disconnected"
+    def cancel_later(self, request: Request, why: str) -> None:
+        """Cancel in a task of its own: the caller may be being cancelled itself."""
         task = asyncio.create_task(self.cancel(request.client, request.id, why))
         self._cancels.add(task)
         task.add_done_callback(self._cancels.discard)
@@ -161,12 +158,14 @@ class YardQueue:
         return code
 
 
-def _has_logprobs(request: Request) -> bool:
+def has_logprobs(request: Request) -> bool:
+    """Whether its answer has logprobs, which a ledger's tokens do not have."""
     params = request.params
     return params.logprobs is not None or params.logprob_token_ids is not None
 
 
-def _refusal(acceptance: Acceptance) -> GatewayError | None:
+def refusal(acceptance: Acceptance) -> GatewayError | None:
+    """Why the queue does not take a request; None where it does."""
     match acceptance.code:
         case Submitted.FULL:
             return GatewayError(

@@ -41,6 +41,7 @@ COMMANDS: Final = {
     "coordinator": "coordinator.__main__:main",
     "worker": "worker.__main__:main",
     "gateway": "gateway.__main__:main",
+    "bridge": "gateway.bridge.__main__:main",
     "board": "tokenyard.board.__main__:main",
 }
 EPILOG: Final = """Exit statuses: 0 success, 1 a request or the command failed, 2 wrong usage,

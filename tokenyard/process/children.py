@@ -59,25 +59,26 @@ def bind_forked_children() -> None:
 
 def start_child(
     command: Sequence[str],
-    log: Path,
+    log: Path | None,
     *,
     env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start ``command``, whose first part is an absolute path; its output is appended to ``log``.
+    """Start ``command``, whose first part is an absolute path.
 
-    It leads its own process group, so that Ctrl-C in a terminal reaches only the parent, which then
-    stops its children in the right order.
+    Its output is appended to ``log``, or goes where ours goes. It leads its own process group, so
+    that Ctrl-C in a terminal reaches only the parent, which then stops its children in the right
+    order.
     """
     prefix: list[str] = []
     if sys.platform == "linux":
         prefix = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
-    with log.open("ab") as output:
+    with log.open("ab") if log else contextlib.nullcontext() as output:
         return subprocess.Popen(
             [*prefix, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.STDOUT if log else None,
             env=env,
             pass_fds=pass_fds,
             process_group=0,

@@ -29,6 +29,7 @@ from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, broker_url
 from tokenyard.process.settings_options import settings_options
 from tokenyard.process.threads import end_with_threads
+from tokenyard.protocol.bridge_settings import BridgeSettings
 from tokenyard.protocol.errors import (
     BadInput,
     DeadlineUnmeetable,
@@ -342,12 +343,13 @@ def program(
     run: Callable[[SettingsT], int],
     *,
     texts: Mapping[str, str],
+    arguments: Sequence[click.Argument] = (),
 ) -> click.Command:
     """The command line of one long-lived program.
 
     Each field of ``settings_type`` is an option, explained in ``texts`` or `SERVICE_TEXTS`, and a
-    variable ``TOKENYARD_<PROGRAM>_<FIELD>``. ``run`` gets the settings and returns the exit status;
-    its docstring is the help text.
+    variable ``TOKENYARD_<PROGRAM>_<FIELD>``; ``arguments`` are fields, too. ``run`` gets the
+    settings and returns the exit status; its docstring is the help text.
     """
 
     def start(redis_url: str | None, yard: str, debug: bool, **given: Any) -> None:
@@ -368,6 +370,7 @@ def program(
         params=[
             *yard_options(_default_from_group),
             *settings_options(settings_type, {**texts, **SERVICE_TEXTS}, _prefix(name)),
+            *arguments,
         ],
         help=run.__doc__,
         epilog=f"Each option can also be set by a variable: {_prefix(name)}_<OPTION>.",
@@ -397,6 +400,7 @@ _PROGRAMS: Final = {
     "worker": ("TOKENYARD_WORKER_", WorkerSettings),
     "gateway": ("TOKENYARD_GATEWAY_", GatewaySettings),
     "board": ("TOKENYARD_BOARD_", BoardSettings),
+    "bridge": ("TOKENYARD_BRIDGE_", BridgeSettings),
 }
 #: Variables of all programs.
 _COMMON: Final = (URL_VARIABLE, *CREDENTIALS, YARD_VARIABLE, "TOKENYARD_OPERATOR")

@@ -1,0 +1,1 @@
+"""The bridge: the engine of an unmodified vLLM front end, which is really the queue."""

@@ -1,0 +1,115 @@
+"""From the replies to a request to what its front end gets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.bridge import engine_core
+from gateway.bridge.engine_core import FINISH_REASONS, rows_of
+from tokenyard.protocol.errors import Code
+from tokenyard.protocol.replies import Result, to_delta, to_result
+
+if TYPE_CHECKING:
+    from gateway.bridge.engine_core import Channel, EngineCoreRequest
+    from gateway.bridge.journal import Journal
+    from gateway.bridge.requests import Asked
+    from gateway.queue.replies import ReplyStream
+
+#: After these the same may be asked again.
+_RETRYABLE: Final = frozenset({Code.QUEUE_FULL, Code.QUOTA_EXCEEDED, Code.MODEL_UNAVAILABLE})
+
+
+class Answer:
+    """A request that a front end waits for, and how much of its answer has gone there."""
+
+    __slots__ = (
+        *("_has_begun", "_prompt", "_sent"),
+        *("asked", "channel", "fault", "id", "journal", "stream", "timer"),
+    )
+
+    def __init__(
+        self, given: EngineCoreRequest, asked: Asked, channel: Channel, journal: Journal
+    ) -> None:
+        self.id = given.request_id
+        self.asked = asked
+        self.channel = channel
+        self.journal = journal
+        self.stream: ReplyStream | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        #: Why it has failed.
+        self.fault = ""
+        self._prompt = len(given.prompt_token_ids or ())
+        self._sent = 0
+        self._has_begun = False
+
+    def read(self, *, is_told: bool) -> list[Any]:
+        """What has come since the last call, for the front end."""
+        found: list[Any] = []
+        if self.stream is None:
+            return found
+        for reply in self.stream.take():
+            delta = to_delta(reply)
+            self._add(found, delta.tokens, delta.logprobs, delta.cached_tokens)
+        pending = self.stream.pending
+        if pending.error is not None:
+            self._fail(found, str(pending.error), is_told=is_told)
+        elif pending.final is not None:
+            self._end(found, to_result(pending.final), is_told=is_told)
+        return found
+
+    def _add(
+        self, found: list[Any], tokens: list[int], logprobs: list[Any] | None, cached: int | None
+    ) -> None:
+        self._sent += len(tokens)
+        if not self.asked.is_kept or len(tokens) == 1:
+            found.append(self._output(tokens, logprobs, cached))
+            return
+        # What the front end makes of it then depends on the tokens, not on the pieces in which
+        # they came: asked again, the stream is the same.
+        for at, token in enumerate(tokens):
+            found.append(self._output([token], logprobs and logprobs[at : at + 1], cached))
+
+    def _output(
+        self, tokens: list[int], logprobs: list[Any] | None, cached: int | None, **end: Any
+    ) -> list[Any]:
+        prefill = None if self._has_begun else (self._prompt, cached or 0)
+        self._has_begun = True
+        return engine_core.output(self.id, tokens, rows=rows_of(logprobs), prefill=prefill, **end)
+
+    def _fail(self, found: list[Any], why: str, **told: bool) -> None:
+        self.fault = why
+        found.append(engine_core.failed(self.id, why, **told))
+
+    def _end(self, found: list[Any], result: Result, *, is_told: bool) -> None:
+        if not result.ok:
+            code = result.error.code if result.error else ""
+            self._fail(
+                found,
+                result.error.message if result.error else "the request failed",
+                is_told=is_told,
+                is_invalid=code == Code.INVALID_REQUEST,
+                retryable=code in _RETRYABLE,
+            )
+            return
+        logprobs = result.logprobs or []
+        rest, rows = result.tokens[self._sent :], logprobs[self._sent :]
+        cached = result.usage.cached_tokens if result.usage else None
+        if self.asked.is_kept and len(rest) > 1:
+            self._add(found, rest[:-1], rows[:-1], cached)
+            rest, rows = rest[-1:], rows[-1:]
+        prompt_rows = None if self._has_begun else _prompt_rows(result)
+        found.append(
+            self._output(
+                rest,
+                rows,
+                cached,
+                prompt_rows=prompt_rows,
+                finish=FINISH_REASONS.get(result.finish_reason or "", FINISH_REASONS["stop"]),
+                stop=result.stop_reason,
+            )
+        )
+
+
+def _prompt_rows(result: Result) -> Any:
+    return rows_of([entry for entry in result.prompt_logprobs or () if entry])

@@ -1,0 +1,50 @@
+"""The model that a bridge serves, as the yard announces it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.announcements import OwnRules, read_hosts
+from gateway.profile import ModelProfile
+from tokenyard.protocol.bridge_settings import BridgeSettings
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.worker_info import decode_workers
+
+
+class NotAnnounced(Exception):
+    """No host has it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model by its name in the yard, its place on hosts, and the tokens of its context."""
+
+    name: str
+    path: str
+    max_model_len: int
+    adapters: int  # how many it has
+
+
+def find_model(
+    hosts: Mapping[bytes, bytes], workers: Mapping[bytes, bytes], settings: BridgeSettings
+) -> ServedModel:
+    """The model of ``settings``, or the yard's only one.
+
+    Raises `NotAnnounced`, or `SettingsError` where the settings must say more.
+    """
+    announced, loaded = read_hosts(hosts, (), OwnRules()), decode_workers(workers).values()
+    names = sorted(announced.profiles.keys() | {one.model for one in loaded if one.model})
+    name = settings.model or announced.only or (names[0] if len(names) == 1 else "")
+    if not name and names:
+        raise SettingsError([f"model: give one of {', '.join(names)}"])
+    if name not in names:
+        raise NotAnnounced(f"no host announces the model {name!r}" if name else "no host is there")
+    profile = announced.profiles.get(name) or ModelProfile(name, "")
+    own = max((one.max_model_len for one in loaded if one.model == name), default=0)
+    known = (settings.max_model_len, profile.arguments.get("max_model_len"), own)
+    most = next((int(one) for one in known if one), 0)
+    if not most:
+        why = f"no worker has loaded {name!r} yet, and its models file does not say: give it"
+        raise SettingsError([f"max_model_len: {why}"])
+    return ServedModel(name, profile.path, most, len(profile.adapters))
