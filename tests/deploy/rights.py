@@ -75,5 +75,5 @@ def granted(user: str) -> set[str]:
 
 def in_scripts(scripts: Collection[str]) -> set[str]:
     """The commands in scripts."""
-    called = (re.findall(r"redis\.p?call\(\s*'([A-Z]+)'", source(name)) for name in scripts)
+    called = (re.findall(r"\bp?call\(\s*'([A-Z]+)'", source(name)) for name in scripts)
     return {name.lower() for names in called for name in names}
