@@ -41,9 +41,10 @@ FRONTS = Metric("tokenyard_bridge_front_ends", "gauge", (), "Front ends that hav
 METRICS: Final = (REQUESTS, OPEN, FRONTS)
 _STOPPING: Final = "the bridge is stopping"
 _POLL_S: Final = 0.05
+_ASKED_BY_PYTHON: Final = "get_supported_tasks"
 #: What front ends ask at their start, and in their probes.
 _CALLS: Final[dict[str, Any]] = {
-    "get_supported_tasks": ["generate"],
+    _ASKED_BY_PYTHON: ["generate"],
     "reset_mm_cache": None,
     "is_sleeping": False,
     "is_scheduler_paused": False,
@@ -81,6 +82,8 @@ class Bridge:
                         self._leave(answer, "aborted", "the front end has aborted it")
             elif kind == UTILITY:
                 _, call, method, _ = engine_core.decode_call(frames[0])
+                if method == _ASKED_BY_PYTHON:
+                    journal.note_python()
                 failure = None if method in _CALLS else f"{method}: the queue has no such call"
                 channel.answer(call, _CALLS.get(method), failure)
         except msgspec.MsgspecError as error:

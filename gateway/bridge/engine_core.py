@@ -41,7 +41,9 @@ _ABOUT: Final = {"local": False, "headless": True}
 #: Steps that a front end may leave unread: one that reads nothing more is given up.
 _MOST_UNREAD: Final = 100_000
 _LINGER_MS: Final = 4_000
-_EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_REFUSED: Final = zmq.EVENT_CONNECT_RETRIED  # nobody listens
+_EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSED
+_DEAD: Final = b"ENGINE_CORE_DEAD"
 #: msgpack extension of raw bytes.
 _RAW: Final = 3
 #: The logprob of what has none.
@@ -212,6 +214,9 @@ class Addresses(Struct, frozen=True):
 
     inputs: list[str]
     outputs: list[str]
+    #: Whether it is vLLM's in Python, whose socket takes no second engine: it would drop unseen
+    #: what it is asked.
+    is_python: bool = False
 
 
 class FrontGone(Exception):
@@ -228,10 +233,12 @@ class Watched:
         self._monitor: Any = self.socket.get_monitor_socket(_EVENTS)
         self.socket.connect(address)
 
-    async def until(self, event: int) -> None:
-        """Wait for an event."""
-        while (await recv_monitor_message(self._monitor))["event"] != event:
-            pass
+    async def until(self, *events: int) -> int:
+        """Wait for one of these events; which it is."""
+        while True:
+            event: int = (await recv_monitor_message(self._monitor))["event"]
+            if event in events:
+                return event
 
     async def receive(self, message: Awaitable[T]) -> T:
         """What a read brings; raises `FrontGone` where the peer goes first."""
@@ -280,9 +287,13 @@ class Channel:
     async def register(self, ready_message: bytes, within_s: float) -> None:
         """Say that the engine is there; raises `FrontGone` where no front end is."""
         try:
-            await asyncio.wait_for(self._input.until(zmq.EVENT_HANDSHAKE_SUCCEEDED), within_s)
+            event = await asyncio.wait_for(
+                self._input.until(zmq.EVENT_HANDSHAKE_SUCCEEDED, _REFUSED), within_s
+            )
         except TimeoutError:
             raise FrontGone from None
+        if event == _REFUSED:
+            raise FrontGone
         await self._input.socket.send(ready_message)
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
@@ -308,7 +319,15 @@ class Channel:
         with contextlib.suppress(zmq.Again):
             self._output.send(_encode(message), zmq.NOBLOCK)
 
+    def die(self) -> None:
+        """Say that the engine is dead: vLLM's front end fails what waits, and ends.
+
+        vllm-rs would take no other engine after it.
+        """
+        with contextlib.suppress(zmq.Again):
+            self._output.send(_DEAD, zmq.NOBLOCK)
+
     def close(self) -> None:
-        """Leave without a word: after ENGINE_CORE_DEAD a front end takes no other engine."""
+        """Leave without a word."""
         self._output.close()
         self._input.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ log = logging.getLogger("tokenyard.bridge")
 #: Time to find the sockets of a front end that an earlier bridge has met.
 _FIND_S: Final = 5.0
 _GONE: Final = "the bridge was gone"
+_NO_SECOND: Final = "vLLM's front end in Python takes no second engine"
 
 
 class Front:
@@ -36,11 +38,18 @@ class Front:
     async def stop(self) -> None:
         """Leave it without an engine; the next bridge finds it by the journal."""
         await self.loop.stop()
+        known = self._journal.addresses
+        if known is not None and known.is_python:
+            self._end(known)
         self._journal.close()
 
     async def _live(self) -> None:
         """Serve it until it ends."""
         known, waiting = self._journal.addresses, set(self._journal.open)
+        if known is not None and known.is_python:
+            log.warning("the front end at %s must start again: %s", self.address, _NO_SECOND)
+            self._end(known)
+            known = None
         try:
             if known is not None:
                 await self._serve(known, waiting)
@@ -85,6 +94,13 @@ class Front:
         finally:
             for channel in channels:
                 channel.close()
+
+    def _end(self, addresses: Addresses) -> None:
+        """Have a front end that takes no second engine fail what waits, and end."""
+        for pair in zip(addresses.inputs, addresses.outputs, strict=True):
+            with contextlib.closing(Channel(*pair)) as channel:
+                channel.die()
+        self._journal.begin(None)
 
     async def _take(self, channel: Channel) -> None:
         while True:

@@ -57,6 +57,12 @@ class Journal:
         self.addresses, self.open = addresses, set()
         self._rewrite()
 
+    def note_python(self) -> None:
+        """It is vLLM's front end in Python."""
+        if self.addresses is not None and not self.addresses.is_python:
+            self.addresses = msgspec.structs.replace(self.addresses, is_python=True)
+            self._rewrite()
+
     def opened(self, request_id: str) -> None:
         """A front end waits for an answer."""
         self.open.add(request_id)
