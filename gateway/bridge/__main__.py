@@ -25,15 +25,16 @@ TEXTS: Final = {
     "id_prefix": "An X-Request-Id with this prefix names its answer.",
     "result_ttl_s": "How long such an answer is kept.",
     "journal_dir": "Folder of what front ends wait for.  [default: that of the yard's data]",
+    "key_check_port": "Port of key checks for a proxy before the front end; 0: none.",
     "grace_s": "On SIGTERM, answers may finish for so long; what comes is refused.",
-    "gone_s": "A front end of its own starts anew after so long without a bridge.",
+    "gone_s": "A front end of its own starts again after so long without a bridge.",
 }
 
 
 def run(settings: BridgeSettings) -> int:
-    """Put the queue behind a front end of vLLM, which takes it for its engine.
+    """Put the queue behind a front end of vLLM.
 
-    The front end stays unmodified; behind it are all workers of the yard. It is for loopback only:
+    The front end takes it for its engine, and stays unmodified; behind it are all workers of the yard. It is for loopback only:
     docs/bridge.md shows a proxy with keys before it.
 
     Examples:

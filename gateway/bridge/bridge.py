@@ -34,7 +34,7 @@ REQUESTS = Metric(
     "tokenyard_bridge_requests_total",
     "counter",
     ("outcome",),
-    "Requests of front ends, by how they ended: answered, failed, refused, aborted or abandoned.",
+    "Requests of front ends, by how they ended.",
 )
 OPEN = Metric("tokenyard_bridge_open", "gauge", (), "Requests for which a front end waits.")
 FRONTS = Metric("tokenyard_bridge_front_ends", "gauge", (), "Front ends that have their engine.")
@@ -66,7 +66,7 @@ class Bridge:
         self._tasks: set[asyncio.Task[None]] = set()
         self._outcomes: Counter[tuple[str]] = Counter()
         #: Front ends that have their engine.
-        self.fronts = 0
+        self.front_ends = 0
         self.is_draining = False
 
     def take(self, kind: bytes, frames: list[bytes], channel: Channel, journal: Journal) -> None:
@@ -227,4 +227,4 @@ class Bridge:
         """The metrics as they are now; another thread asks."""
         yield numbers(REQUESTS, dict(self._outcomes))
         yield numbers(OPEN, {(): len(self._open)})
-        yield numbers(FRONTS, {(): self.fronts})
+        yield numbers(FRONTS, {(): self.front_ends})

@@ -23,7 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 from tokenyard import clock
 
 #: The versions of vLLM whose front ends have been tried.
-KNOWN: Final = ("0.31", "0.32", "0.33")
+KNOWN: Final = ("0.31.", "0.32.", "0.33.")
 #: From here on a front end is told why a request has failed.
 _TELLS_ERRORS: Final = (0, 33)
 

@@ -19,7 +19,7 @@ import msgspec
 from gateway.bridge.engine_core import Addresses
 from tokenyard.protocol.errors import SettingsError
 
-#: Above it the file is written anew.
+#: Above it the file is written again.
 _MOST_BYTES: Final = 1 << 20
 _encode: Final = msgspec.json.Encoder().encode
 _decode_addresses: Final = msgspec.json.Decoder(Addresses).decode
@@ -53,7 +53,7 @@ class Journal:
                 (self.open.add if line[:1] == b"+" else self.open.discard)(_decode_id(line[1:]))
 
     def begin(self, addresses: Addresses | None) -> None:
-        """Begin anew for a front end that waits for nothing; None: there is none."""
+        """Begin for a front end that waits for nothing; None: there is none."""
         self.addresses, self.open = addresses, set()
         self._rewrite()
 

@@ -7,25 +7,32 @@ import contextlib
 import logging
 import signal
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.bridge import engine_core
 from gateway.bridge.bridge import Bridge
-from gateway.bridge.front import Front
+from gateway.bridge.front_end import FrontEnd
 from gateway.bridge.journal import Journal
 from gateway.bridge.model import NotAnnounced, ServedModel, find_model
 from gateway.bridge.requests import RequestReader
+from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
+from tokenyard.process.extras import why_no_board
 from tokenyard.process.program import Exit
 from tokenyard.process.running import default_data_dir
 from tokenyard.protocol.bridge_settings import BridgeSettings
-from tokenyard.protocol.errors import TokenyardError
+from tokenyard.protocol.errors import SettingsError, TokenyardError
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
+
+if TYPE_CHECKING:
+    from gateway.bridge.key_check import KeyCheck
 
 log = logging.getLogger("tokenyard.bridge")
 
 _TURN_S: Final = 1.0
+#: A failover takes seconds.
+_WITHOUT_LEADER_S: Final = 10.0
 
 
 def serve(settings: BridgeSettings) -> int:
@@ -35,13 +42,26 @@ def serve(settings: BridgeSettings) -> int:
 
 
 async def _serve(settings: BridgeSettings) -> None:
+    if not settings.vllm_version.startswith(engine_core.KNOWN):
+        known = ", ".join(engine_core.KNOWN)
+        log.warning("front ends of vLLM %s are not known, but %s", settings.vllm_version, known)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     health = Health(settings.liveness_timeout_s)
     queue = YardQueue(settings.redis_url, settings.yard)
     await queue.start()
-    fronts: list[Front] = []
+    front_ends: list[FrontEnd] = []
+    probes = Health(settings.liveness_timeout_s)
+    yard = YardHealth(
+        queue.connection,
+        settings.redis_url,
+        queue.keys,
+        _WITHOUT_LEADER_S,
+        probes,
+        queue.broker_time,
+    )
+    check = None
     bridge = Bridge(queue, is_told=engine_core.tells_errors(settings.vllm_version))
     queue.reader.tell = bridge.has_news
     endpoint = None
@@ -56,22 +76,28 @@ async def _serve(settings: BridgeSettings) -> None:
         ready = engine_core.ready(model.max_model_len, model.adapters, settings.vllm_version)
         for address in settings.handshake:
             journal = Journal(journal_path(settings, address))
-            fronts.append(Front(address, ready, journal, bridge))
-        for front in fronts:
-            front.loop.start()
-        health.watch(queue.loop.fault, *(front.loop.fault for front in fronts))
+            front_ends.append(FrontEnd(address, ready, journal, bridge))
+        await yard.start()
+        if settings.key_check_port:
+            check = await _open_key_check(settings, queue, yard, model)
+        for one in front_ends:
+            one.loop.start()
+        health.watch(queue.loop.fault, yard.loop.fault, *(one.loop.fault for one in front_ends))
         while not stop.is_set():
-            unserved = [front.address for front in fronts if not front.is_served]
-            health.turned(f"no front end at {unserved[0]}" if unserved else "")
+            unserved = [one.address for one in front_ends if not one.is_served]
+            health.turned(f"no front end at {unserved[0]}" if unserved else probes.not_ready)
             await _pause(stop)
         health.stopping()
         log.info("stopping: answers under way may finish for %g s", settings.grace_s)
         await bridge.drain(settings.grace_s)
     finally:
-        for front in fronts:
-            await front.stop()
+        for one in front_ends:
+            await one.stop()
+        if check is not None:
+            await check.stop()
         if endpoint is not None:
             endpoint.stop()
+        await yard.stop()
         await queue.stop()
 
 
@@ -94,6 +120,18 @@ async def _until_announced(
             is_told = True
         await _pause(stop)
     return None
+
+
+async def _open_key_check(
+    settings: BridgeSettings, queue: YardQueue, yard: YardHealth, model: ServedModel
+) -> KeyCheck:
+    if why := why_no_board():
+        raise SettingsError([f"key_check_port: {why}"])
+    from gateway.bridge.key_check import KeyCheck
+
+    check = KeyCheck(queue, yard, model.name, settings.id_prefix, settings.key_check_port)
+    await check.start()
+    return check
 
 
 async def _pause(stop: asyncio.Event) -> None:

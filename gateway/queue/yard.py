@@ -8,7 +8,7 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -261,6 +261,26 @@ _SOON_MS: Final = 1_000
 Header = tuple[bytes, bytes]
 
 
+class Limit(NamedTuple):
+    """What a limit of a tenant leaves it."""
+
+    what: Literal["requests", "tokens"]
+    most: int
+    taken: int
+    reset_ms: int
+
+    def headers(self) -> list[Header]:
+        """As the headers of OpenAI's API tell it."""
+        told = {
+            "limit": str(self.most),
+            "remaining": str(max(0, self.most - self.taken)),
+            "reset": duration(self.reset_ms),
+        }
+        return [
+            (f"x-ratelimit-{name}-{self.what}".encode(), v.encode()) for name, v in told.items()
+        ]
+
+
 class RateLimits:
     """Reads limits and counts; a tenant without limits costs no command, but every few seconds."""
 
@@ -271,7 +291,11 @@ class RateLimits:
         self._known: dict[str, tuple[float, TenantSettings]] = {}
 
     async def headers(self, tenant: str, eta_ms: int) -> list[Header]:
-        """The headers for a tenant whose requests wait for about ``eta_ms`` (-1: unknown).
+        """The headers for a tenant, see `limits`."""
+        return [header for limit in await self.limits(tenant, eta_ms) for header in limit.headers()]
+
+    async def limits(self, tenant: str, eta_ms: int = -1) -> list[Limit]:
+        """The limits of a tenant whose requests wait for about ``eta_ms`` (-1: unknown).
 
         Raises a `TokenyardError` where the broker does not answer.
         """
@@ -287,15 +311,14 @@ class RateLimits:
                     ("HMGET", self._keys.tenant(tenant), "waiting", *(window or MINUTE).fields),
                 ],
             )
-        found: list[Header] = []
+        found: list[Limit] = []
         if settings.max_waiting_requests:
             taken = max(0, whole(waiting))
             reset_ms = (eta_ms if eta_ms >= 0 else _SOON_MS) if taken else 0
-            found += _three(b"requests", settings.max_waiting_requests, taken, reset_ms)
+            found.append(Limit("requests", settings.max_waiting_requests, taken, reset_ms))
         if window is not None:
-            found += _three(
-                b"tokens", getattr(settings, window.limit), *window.read(buckets, unix_ms(time))
-            )
+            most = getattr(settings, window.limit)
+            found.append(Limit("tokens", most, *window.read(buckets, unix_ms(time))))
         return found
 
     async def settings(self, tenant: str) -> TenantSettings:
@@ -318,14 +341,6 @@ def _window(settings: TenantSettings) -> TokenWindow | None:
     if settings.tokens_per_minute:
         return MINUTE
     return DAY if settings.tokens_per_day else None
-
-
-def _three(what: bytes, limit: int, taken: int, reset_ms: int) -> list[Header]:
-    return [
-        (b"x-ratelimit-limit-" + what, b"%d" % limit),
-        (b"x-ratelimit-remaining-" + what, b"%d" % max(0, limit - taken)),
-        (b"x-ratelimit-reset-" + what, duration(reset_ms).encode()),
-    ]
 
 
 def duration(ms: int) -> str:

@@ -17,7 +17,7 @@ COMMANDS = page("docs/commands.md")
 #: Options of several commands, by the page's words for them.
 SHARED = dict(re.findall(r"\*(options of \w+)\*: ((?:`[^`]+`\s?)+)", COMMANDS))
 #: Commands whose options are settings; tests/docs compares those with their tables.
-PROGRAMS = {"board", "coordinator", "gateway", "worker"}
+PROGRAMS = {"board", "bridge", "coordinator", "gateway", "worker"}
 CODE = re.compile(r"`([^`]+)`")
 STATUSES = re.compile(r"Exit statuses:\n(?P<lines>(?: +\d  .*\n?)+)")
 

@@ -75,7 +75,7 @@ CALLS: dict[str, list[list[str]]] = {
 #: Commands that print no text of a client, and the reason.
 NOTHING = {
     **dict.fromkeys(["up", "demo"], "run a yard or requests of their own"),
-    **dict.fromkeys(["board", "coordinator", "gateway", "worker"], "log: see below"),
+    **dict.fromkeys(["board", "bridge", "coordinator", "gateway", "worker"], "log: see below"),
     "completion": "prints a script for shells",
     **dict.fromkeys(["keys create", "keys list", "keys revoke"], "show what operators wrote"),
     **dict.fromkeys(["tenants apply", "tenants set"], "show what operators wrote"),

@@ -30,6 +30,8 @@ INSTALLED: dict[str, Sequence[Sequence[str]]] = {
     ],
     "tokenyard/process/http_": [["board"], ["gateway"], ["gateway-cpu"]],
     "tokenyard/telemetry/": [["metrics", "tracing"]],
+    "gateway/bridge/": [["bridge", "metrics"]],
+    "gateway/bridge/key_check": [["bridge", "board"]],
     "worker/": [["worker", "metrics"], ["worker-cpu", "metrics"]],
 }  # fmt: skip
 #: Module by distribution, where the names differ by more than a dash.

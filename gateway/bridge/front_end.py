@@ -23,7 +23,7 @@ _GONE: Final = "the bridge was gone"
 _NO_SECOND: Final = "vLLM's front end in Python takes no second engine"
 
 
-class Front:
+class FrontEnd:
     """Serves the front end that waits at an address, again after each of its deaths."""
 
     def __init__(self, address: str, ready: bytes, journal: Journal, bridge: Bridge) -> None:
@@ -70,7 +70,7 @@ class Front:
                 await channel.register(self._ready, _FIND_S)
                 self._bridge.end(waiting, channel, _GONE)
             self._journal.begin(addresses)
-            self._bridge.fronts += 1
+            self._bridge.front_ends += 1
             self.is_served = True
             log.info("the front end at %s has its engine", self.address)
             gone = [asyncio.create_task(channel.until_gone()) for channel in channels]
@@ -83,7 +83,7 @@ class Front:
                 raise FrontGone
             finally:
                 self.is_served = False
-                self._bridge.fronts -= 1
+                self._bridge.front_ends -= 1
                 for task in (*gone, *taking):
                     task.cancel()
         except FrontGone:
