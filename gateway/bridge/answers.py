@@ -9,6 +9,7 @@ from gateway.bridge import engine_core
 from gateway.bridge.engine_core import FINISH_REASONS, rows_of
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Result, to_delta, to_result
+from tokenyard.protocol.wire import unpack_tokens
 
 if TYPE_CHECKING:
     from gateway.bridge.engine_core import Channel, EngineCoreRequest
@@ -49,6 +50,11 @@ class Answer:
         if self.stream is None:
             return found
         for reply in self.stream.take():
+            if self._has_begun and not (reply.logprobs or self.asked.is_kept):
+                tokens = unpack_tokens(reply.tokens)  # nearly all
+                self._sent += len(tokens)
+                found.append([self.id, tokens])
+                continue
             delta = to_delta(reply)
             self._add(found, delta.tokens, delta.logprobs, delta.cached_tokens)
         pending = self.stream.pending
