@@ -158,10 +158,10 @@ def _announced(settings: BridgeSettings, stopped: Sequence[int]) -> ServedModel 
 
 def _front_command(name: str) -> list[str]:
     """The program that is the front end; raises `SettingsError`."""
-    found = shutil.which(name)
-    if found is None and name == "vllm-rs" and (spec := find_spec("vllm")) is not None:
-        places = [Path(folder) / name for folder in spec.submodule_search_locations or ()]
-        found = next((str(place) for place in places if os.access(place, os.X_OK)), None)
+    spec = find_spec("vllm")
+    folders = [Path(sys.executable).parent, *((spec and spec.submodule_search_locations) or ())]
+    places = [str(Path(folder) / name) for folder in folders]
+    found = next(filter(None, map(shutil.which, [name, *places])), None)
     if found is None:
         raise SettingsError(
             [f"front: there is no program {name} on the PATH; it is in the package vllm"]

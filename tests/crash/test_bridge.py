@@ -47,9 +47,7 @@ def made(prompt: list[int], max_tokens: int) -> list[int]:
     return expected(make_request(tokens=prompt, params=params))
 
 
-def test_answers_come_back_with_their_tokens(
-    plant: Plant, front: FrontEnd, tmp_path: Path
-) -> None:
+def test_answers_come_back_with_their_tokens(plant: Plant, front: FrontEnd, tmp_path: Path) -> None:
     plant.up(slots=2)
     bridge(plant, front, tmp_path)
     front.meet()
