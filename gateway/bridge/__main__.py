@@ -34,8 +34,8 @@ TEXTS: Final = {
 def run(settings: BridgeSettings) -> int:
     """Put the queue behind a front end of vLLM.
 
-    The front end takes it for its engine, and stays unmodified; behind it are all workers of the yard. It is for loopback only:
-    docs/bridge.md shows a proxy with keys before it.
+    The front end takes it for its engine, and stays unmodified; behind it are all workers of the
+    yard. It is for loopback only: docs/bridge.md shows a proxy with keys before it.
 
     Examples:
       tokenyard bridge --front vllm-rs -- --port 8000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -132,8 +133,9 @@ class Bridge:
                 )
             return
         if answer.id in self._open:
-            reader.accepted(stream, is_new=acceptance.code is Submitted.ACCEPTED)
             self._end_at_deadline(answer)
+            with contextlib.suppress(TokenyardError):  # it is looked at again
+                await reader.accepted(stream, is_new=acceptance.code is Submitted.ACCEPTED)
         elif not answer.asked.is_kept:  # aborted meanwhile
             self._queue.cancel_later(request, "the front end has aborted it")
 

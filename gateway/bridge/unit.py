@@ -33,7 +33,7 @@ from tokenyard.protocol.keys import Keys
 
 log = logging.getLogger("tokenyard.bridge")
 
-_TURN_S: Final = 0.1
+_TURN_S: Final = 0.25
 _VERSION_S: Final = 120.0
 #: A front end that has ended so often before it had its engine cannot start.
 _MOST_FAILURES: Final = 3

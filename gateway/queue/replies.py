@@ -41,6 +41,8 @@ _COUNT: Final = 200
 _READ_S: Final = _BLOCK_MS / 1000 + BLOCK_MARGIN_S
 #: Time between two looks at ledgers, and the most requests of one look.
 _LOOK_S: Final = 0.1
+#: The same while no request is answered elsewhere, for gaps and silence.
+_IDLE_S: Final = 0.5
 _MOST_LOOKS: Final = 500
 
 
@@ -146,11 +148,13 @@ class ReplyReader:
         pending.listeners.append(lambda _: self._news.append(stream))
         return stream
 
-    def accepted(self, stream: ReplyStream, *, is_new: bool) -> None:
-        """The queue has the request; one that is not new is answered elsewhere."""
+    async def accepted(self, stream: ReplyStream, *, is_new: bool) -> None:
+        """The queue has the request; one that is not new is answered elsewhere, as seen at once."""
         stream.pending.is_submitted = True
         if not is_new:
             self._elsewhere[stream.pending] = None
+            stream.pending.needs_tokens = True
+            await self.look_at([stream])
 
     def forget(self, stream: ReplyStream) -> None:
         """Stop following a request."""
@@ -176,7 +180,7 @@ class ReplyReader:
         self._tell()
 
     async def _look_again(self) -> None:
-        await clock.pause(_LOOK_S)
+        await clock.pause(_LOOK_S if self._elsewhere else _IDLE_S)
         now = clock.monotonic()
         for pending in list(itertools.islice(self._elsewhere, _MOST_LOOKS)):
             pending.needs_tokens = True

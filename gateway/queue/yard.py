@@ -114,7 +114,7 @@ class YardQueue:
                     is_over = True
                     context.asked -= 1
                     raise refused
-                self.reader.accepted(stream, is_new=acceptance.code is Submitted.ACCEPTED)
+                await self.reader.accepted(stream, is_new=acceptance.code is Submitted.ACCEPTED)
             context.ticket.accept()
             async for reply in stream.until(self.give_up(context.deadline_ms)):
                 is_over = reply.event == "result"
