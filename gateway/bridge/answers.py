@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.bridge import engine_core
-from gateway.bridge.engine_core import FINISH_REASONS, rows_of
+from gateway.bridge.engine_core import FINISH_REASONS, Row, rows_of
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Result, to_delta, to_result
 from tokenyard.protocol.wire import unpack_tokens
@@ -25,8 +25,8 @@ class Answer:
     """A request that a front end waits for, and how much of its answer has gone there."""
 
     __slots__ = (
-        *("_has_begun", "_prompt", "_sent"),
-        *("asked", "channel", "fault", "id", "journal", "stream", "timer"),
+        *("_has_begun", "_prompt", "_prompt_rows", "_sent"),
+        *("asked", "channel", "fault", "id", "is_left", "journal", "stream", "timer"),
     )
 
     def __init__(
@@ -41,6 +41,9 @@ class Answer:
         #: Why it has failed.
         self.fault = ""
         self._prompt = len(given.prompt_token_ids or ())
+        #: Whether nobody waits for it any more.
+        self.is_left = False
+        self._prompt_rows: list[Row] | None = None
         self._sent = 0
         self._has_begun = False
 
@@ -79,9 +82,10 @@ class Answer:
     def _output(
         self, tokens: list[int], logprobs: list[Any] | None, cached: int | None, **end: Any
     ) -> list[Any]:
-        prefill = None if self._has_begun else (self._prompt, cached or 0)
-        self._has_begun = True
-        return engine_core.output(self.id, tokens, rows=rows_of(logprobs), prefill=prefill, **end)
+        if not self._has_begun:
+            self._has_begun = True
+            end |= {"prefill": (self._prompt, cached or 0), "prompt_rows": self._prompt_rows}
+        return engine_core.output(self.id, tokens, rows=rows_of(logprobs), **end)
 
     def _fail(self, found: list[Any], why: str, **told: bool) -> None:
         self.fault = why
@@ -101,21 +105,9 @@ class Answer:
         logprobs = result.logprobs or []
         rest, rows = result.tokens[self._sent :], logprobs[self._sent :]
         cached = result.usage.cached_tokens if result.usage else None
+        self._prompt_rows = rows_of([entry for entry in result.prompt_logprobs or () if entry])
         if self.asked.is_kept and len(rest) > 1:
             self._add(found, rest[:-1], rows[:-1], cached)
             rest, rows = rest[-1:], rows[-1:]
-        prompt_rows = None if self._has_begun else _prompt_rows(result)
-        found.append(
-            self._output(
-                rest,
-                rows,
-                cached,
-                prompt_rows=prompt_rows,
-                finish=FINISH_REASONS.get(result.finish_reason or "", FINISH_REASONS["stop"]),
-                stop=result.stop_reason,
-            )
-        )
-
-
-def _prompt_rows(result: Result) -> Any:
-    return rows_of([entry for entry in result.prompt_logprobs or () if entry])
+        finish = FINISH_REASONS.get(result.finish_reason or "", FINISH_REASONS["stop"])
+        found.append(self._output(rest, rows, cached, finish=finish, stop=result.stop_reason))

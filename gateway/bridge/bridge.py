@@ -39,6 +39,7 @@ REQUESTS = Metric(
 )
 OPEN = Metric("tokenyard_bridge_open", "gauge", (), "Requests for which a front end waits.")
 FRONTS = Metric("tokenyard_bridge_front_ends", "gauge", (), "Front ends that have their engine.")
+#: All of them, as the page tells them.
 METRICS: Final = (REQUESTS, OPEN, FRONTS)
 _STOPPING: Final = "the bridge is stopping"
 _POLL_S: Final = 0.05
@@ -99,6 +100,10 @@ class Bridge:
         except Refused as error:
             self._refuse(asked.request_id, channel, journal, str(error), is_invalid=True)
             return
+        except Exception as error:
+            log.exception("%s cannot be read", asked.request_id)
+            self._refuse(asked.request_id, channel, journal, repr(error), is_invalid=True)
+            return
         answer = Answer(asked, wanted, channel, journal)
         self._open[answer.id] = answer
         task = asyncio.create_task(self._submit(answer))
@@ -136,7 +141,7 @@ class Bridge:
             self._end_at_deadline(answer)
             with contextlib.suppress(TokenyardError):  # it is looked at again
                 await reader.accepted(stream, is_new=acceptance.code is Submitted.ACCEPTED)
-        elif not answer.asked.is_kept:  # aborted meanwhile
+        elif answer.is_left and not answer.asked.is_kept:  # meanwhile
             self._queue.cancel_later(request, "the front end has aborted it")
 
     def _end_at_deadline(self, answer: Answer) -> None:
@@ -201,6 +206,7 @@ class Bridge:
         """
         is_submitted = answer.stream is not None and answer.stream.pending.is_submitted
         self._close(answer)
+        answer.is_left = True
         self._outcomes[outcome,] += 1
         answer.journal.ended([answer.id])
         if is_submitted and not answer.asked.is_kept:

@@ -283,6 +283,7 @@ class Channel:
         self._output = context.socket(zmq.PUSH)
         self._output.sndhwm, self._output.linger = _MOST_UNREAD, _LINGER_MS
         self._output.connect(output_address)
+        self._is_stuck = asyncio.Event()
 
     async def register(self, ready_message: bytes, within_s: float) -> None:
         """Say that the engine is there; raises `FrontGone` where no front end is."""
@@ -302,8 +303,14 @@ class Channel:
         return kind, frames
 
     async def until_gone(self) -> None:
-        """Wait until the front end has closed the socket."""
-        await self._input.until(zmq.EVENT_DISCONNECTED)
+        """Wait until the front end has closed the socket, or has left too much unread."""
+        closed = asyncio.create_task(self._input.until(zmq.EVENT_DISCONNECTED))
+        stuck = asyncio.create_task(self._is_stuck.wait())
+        try:
+            await asyncio.wait([closed, stuck], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closed.cancel()
+            stuck.cancel()
 
     def send(self, outputs: Sequence[Any], finished: Sequence[str] | None = None) -> None:
         """Send what a step has made, which is never nothing: vllm-rs would die of it."""
@@ -315,9 +322,10 @@ class Channel:
         self._send([_RANK, [], None, clock.monotonic(), told])
 
     def _send(self, message: Sequence[Any]) -> None:
-        # One that reads nothing is gone, or will be.
-        with contextlib.suppress(zmq.Again):
+        try:
             self._output.send(_encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            self._is_stuck.set()
 
     def die(self) -> None:
         """Say that the engine is dead: vLLM's front end fails what waits, and ends.

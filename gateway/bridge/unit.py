@@ -122,10 +122,11 @@ def _watch(
     front: Member, bridge: Member, journal: Path, gone_s: float, stopped: Sequence[int]
 ) -> None:
     """Start both, and again what dies. Raises `StartFailed`."""
-    failures, gone_at = 0, clock.monotonic()
+    failures, gone_at, has_served = 0, clock.monotonic(), False
     while not stopped:
         if front.turn():
-            failures = 0 if has_front(journal) else failures + 1
+            failures, has_served = 0 if has_served else failures + 1, False
+        has_served = has_served or has_front(journal)
         if failures >= _MOST_FAILURES:
             raise StartFailed(
                 f"{front.name} ended {failures} times before it served; see its messages"

@@ -75,6 +75,7 @@ def test_what_the_wire_cannot_carry_ends_with_an_error(
     front.ask("two", [5], temperature=-1.0)
     front.send(b"\x00", b"\xc1 is no msgpack")
     front.send(b"\x03", b"\x94\x00\x07\xa5sleep\x90")
+    front.ask("four", [2**40])
     front.ask("three", [5])
     for name, why in (("one", "routed_experts_prompt_start"), ("two", "temperature")):
         answer = front.wait(name)
@@ -82,6 +83,7 @@ def test_what_the_wire_cannot_carry_ends_with_an_error(
         error = answer.outputs[-1][18]
         assert error["code"] == "validation_error"
         assert why in error["message"]
+    assert front.wait("four").finish == ERROR
     assert front.wait("three").finish in {LENGTH, STOP}
     assert front.told[7][1] == "sleep: the queue has no such call"
     assert "cannot be read" in program.log

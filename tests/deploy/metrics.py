@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import worker.host.metrics
 from coordinator.telemetry import metrics as coordinator_metrics
 from gateway import metrics as gateway_metrics
+from gateway.bridge import bridge
 from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.servers import free_port
@@ -36,7 +37,7 @@ VLLM = frozenset(
 )
 OURS = {
     one.name: one
-    for module in (coordinator_metrics, worker.host.metrics, gateway_metrics)
+    for module in (coordinator_metrics, worker.host.metrics, gateway_metrics, bridge)
     for one in module.METRICS
 }
 #: No other may be queried.
