@@ -167,7 +167,7 @@ class TestGateway:
             waits = Headers({"x-request-timeout-ms": "60000"})
             deadline_ms = read_deadline(waits, {}, queue.broker_time.now_ms)
             context = RequestContext("one", "ann", 0.0, deadline_ms=deadline_ms)
-            ends_at = queue._give_up(context)
+            ends_at = queue.give_up(context.deadline_ms)
             await queue.stop()
             return deadline_ms, ends_at
 
