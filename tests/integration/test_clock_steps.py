@@ -9,7 +9,6 @@ from starlette.datastructures import Headers
 
 from coordinator.coordinator import Coordinator
 from coordinator.leadership import Leadership
-from gateway.http.context import RequestContext
 from gateway.http.incoming import read_deadline
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import _DEADLINE_MARGIN_S, YardQueue
@@ -166,8 +165,7 @@ class TestGateway:
             fake_clock.step(step_s)
             waits = Headers({"x-request-timeout-ms": "60000"})
             deadline_ms = read_deadline(waits, {}, queue.broker_time.now_ms)
-            context = RequestContext("one", "ann", 0.0, deadline_ms=deadline_ms)
-            ends_at = queue.give_up(context.deadline_ms)
+            ends_at = queue.give_up(deadline_ms)
             await queue.stop()
             return deadline_ms, ends_at
 

@@ -55,8 +55,17 @@ def address(settings: HttpSettings, listener: socket.socket) -> str:
     return f"{scheme}://{settings.own_name}:{listener.getsockname()[1]}"
 
 
-class HttpServer(uvicorn.Server):
-    """uvicorn with our bounds, and without its own signal handlers."""
+class QuietServer(uvicorn.Server):
+    """uvicorn without its own signal handlers."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals to the program."""
+        yield
+
+
+class HttpServer(QuietServer):
+    """uvicorn with our bounds."""
 
     def __init__(self, app: ASGIApp, settings: HttpSettings, kind: type[BoundedConnection]) -> None:
         config = uvicorn.Config(
@@ -73,11 +82,6 @@ class HttpServer(uvicorn.Server):
             ssl_keyfile=settings.tls_key,
         )
         super().__init__(config)
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals to the program."""
-        yield
 
     def cut(self) -> None:
         """Close all connections once what was written is sent; no stream is completed."""
