@@ -118,8 +118,8 @@ class Bridge:
         )
         self._by_stream[stream] = answer
         try:
-            acceptance = await self._queue.submitter.submit(
-                msgspec.structs.replace(request, reply_to=reader.reply_to),
+            acceptance = await self._queue.submit(
+                request,
                 answer.asked.priority_class,
                 refuse_late=request.deadline_ms is not None,
             )

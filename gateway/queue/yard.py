@@ -52,7 +52,7 @@ class YardQueue:
         self.keys = Keys(yard)
         self.url = url
         self.connection = open_async_connection(url)
-        self.submitter = BurstSubmitter(self.connection, url, self.keys)
+        self._submitter = BurstSubmitter(self.connection, url, self.keys)
         self._rate_limits = RateLimits(self.connection, url, self.keys)
         self.reader = ReplyReader(self.connection, url, self.keys, name)
         self.loop = self.reader.loop
@@ -95,12 +95,8 @@ class YardQueue:
                 await self.reader.look_at([stream])
             else:
                 context.asked += 1
-                interval_ms = context.stream_interval_ms
-                if interval_ms is None and request.stream and context.tenant:
-                    settings = await self._rate_limits.settings(context.tenant)
-                    interval_ms = settings.stream_interval_ms or None
-                acceptance = await self.submitter.submit(
-                    replace(request, reply_to=self.reader.reply_to, stream_interval_ms=interval_ms),
+                acceptance = await self.submit(
+                    replace(request, stream_interval_ms=context.stream_interval_ms),
                     context.priority_class,
                     refuse_late=context.deadline_ms is not None and not context.is_patient,
                     before=context.take_unsaved(),
@@ -127,6 +123,27 @@ class YardQueue:
             goes_on = context.continues or (self.is_leaving and context.can_come_back)
             if not is_over and not goes_on:
                 self.cancel_later(request, "the HTTP client disconnected")
+
+    async def submit(
+        self,
+        request: Request,
+        priority_class: PriorityClass,
+        *,
+        refuse_late: bool,
+        before: Sequence[Command] = (),
+    ) -> Acceptance:
+        """Submit a request whose replies come to `reader`, at its interval or its tenant's.
+
+        See `BurstSubmitter.submit`, and `refusal` for the answer.
+        """
+        interval_ms = request.stream_interval_ms
+        if interval_ms is None and request.stream and request.tenant:
+            settings = await self._rate_limits.settings(request.tenant)
+            interval_ms = settings.stream_interval_ms or None
+        request = replace(request, reply_to=self.reader.reply_to, stream_interval_ms=interval_ms)
+        return await self._submitter.submit(
+            request, priority_class, refuse_late=refuse_late, before=before
+        )
 
     def give_up(self, deadline_ms: int | None) -> float | None:
         """When to end a request that should have ended: without a leader nobody else does."""

@@ -14,6 +14,7 @@ from tests.support.processes import Plant, Program
 from tests.support.servers import Server
 from tests.support.streams import expected
 from tests.support.waiting import eventually
+from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.wire import SamplingParams
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
@@ -140,6 +141,45 @@ def test_streams_survive_their_workers(plant: Plant, front: FrontEnd, tmp_path: 
         assert front.wait(name).tokens == made([number + 1], LONG)
 
 
+def test_streams_survive_the_coordinator_and_requests_wait_for_the_next(
+    plant: Plant, front: FrontEnd, tmp_path: Path
+) -> None:
+    leader = plant.coordinator()
+    plant.worker(simulated_step_s=STEP_S)
+    plant.wait_for_workers(1)
+    bridge(plant, front, tmp_path)
+    front.meet()
+    front.ask("cmpl-1-0-aa", [5], max_tokens=LONG)
+    front.wait_for_tokens("cmpl-1-0-aa", 5)
+    leader.kill()
+    front.ask("cmpl-2-0-aa", [6], max_tokens=5)
+    assert front.wait("cmpl-1-0-aa").tokens == made([5], LONG)
+    plant.end_lead()
+    plant.coordinator()
+    assert front.wait("cmpl-2-0-aa").tokens == made([6], 5)
+
+
+def test_streams_survive_the_broker(own_broker: Server, front: FrontEnd, tmp_path: Path) -> None:
+    names = [f"cmpl-{number}-0-aa" for number in range(8)]
+    with Plant(own_broker.url) as plant:
+        plant.up(simulated_step_s=STEP_S)
+        program = bridge(plant, front, tmp_path)
+        front.meet()
+        for number, name in enumerate(names):
+            front.ask(name, [number + 1], max_tokens=LONG)
+        for name in names:
+            front.wait_for_tokens(name, 5)
+        own_broker.kill()
+        front.ask("meanwhile", [5])
+        assert front.wait("meanwhile").finish == ERROR
+        own_broker.start()
+        for number, name in enumerate(names):
+            assert front.wait(name).tokens == made([number + 1], LONG)
+        front.ask("cmpl-next-0-aa", [7], max_tokens=5)
+        assert front.wait("cmpl-next-0-aa").tokens == made([7], 5)
+        assert program.is_running
+
+
 def test_a_bridge_that_is_killed_is_followed_by_one_that_ends_what_waits(
     plant: Plant, front: FrontEnd, tmp_path: Path
 ) -> None:
@@ -242,3 +282,19 @@ def test_the_tenant_and_the_deadline_come_with_the_id(
     assert plant.result("cmpl-idem-k-0~acme", "http.acme").ok
     front.ask("cmpl-~~normal~~1000~x-0-aa", [6])
     assert front.wait("cmpl-~~normal~~1000~x-0-aa").finish == ERROR
+
+
+def test_a_stream_comes_at_the_interval_of_its_tenant(
+    plant: Plant, front: FrontEnd, tmp_path: Path
+) -> None:
+    settings = encode_tenant(TenantSettings(stream_interval_ms=10_000))
+    plant.connection.hset(plant.keys.tenants, "seldom", settings)
+    plant.up(simulated_step_s=STEP_S)
+    bridge(plant, front, tmp_path)
+    front.meet()
+    asked = ("~seldom~normal~~~a", "~other~normal~~~b", "~seldom~normal~0~~c")
+    for name in asked:
+        front.ask(f"cmpl-{name}-0-aa", [6], name=f"cmpl-{name}-0", max_tokens=LONG)
+    seldom, other, own = (len(front.wait(f"cmpl-{name}-0-aa").pieces) for name in asked)
+    assert seldom < 5 < other
+    assert own > 5, "the interval that a request names comes first"

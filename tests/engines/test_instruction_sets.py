@@ -53,7 +53,8 @@ def test_a_process_requests_amx_before_its_first_model(
     events: list[str] = []
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: events.append("request") or True)
-    monkeypatch.setattr(VllmBackend, "_run_made_up_model", lambda _: events.append("model"))
+    first_model = "worker.engines.vllm.backend.run_first_model"
+    monkeypatch.setattr(first_model, lambda _: events.append("model"))
 
     VllmBackend(cores=[min(os.sched_getaffinity(0))]).warm_up()
 

@@ -19,7 +19,7 @@ from tests.engines.harness import MODELS, ask, core_of, run, spec_of
 from tests.engines.llama import write_llama
 from tests.engines.on_cpu import needs_cpu
 from worker.engines import Backend, Engine
-from worker.engines.vllm.backend import VllmBackend
+from worker.engines.vllm.backend import run_first_model
 from worker.engines.vllm.engine import VllmEngine
 from worker.models import ModelSpec
 
@@ -64,11 +64,10 @@ def test_nothing_heavy_is_imported_before_the_warm_up() -> None:
 def test_a_warm_up_succeeds_even_if_its_model_does_not_run(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert isinstance(backend, VllmBackend)
     spec = spec_of("adder", MODELS / "nowhere")
     monkeypatch.setattr("worker.engines.vllm.made_up_model.write_model", lambda _: spec)
 
-    backend._run_made_up_model()
+    run_first_model(backend)
 
     assert "no model runs in the warm-up" in caplog.text
     engine = backend.load(spec_of("adder"))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import importlib
 import logging
 import tempfile
+import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from worker.engines import (
+    Backend,
     DeviceLost,
     DeviceUnusable,
     Engine,
+    Finished,
     Memory,
     RankGroup,
     SensorReading,
@@ -46,6 +49,10 @@ if TYPE_CHECKING:
     from worker.engines.vllm.core import Core
 
 log = logging.getLogger("tokenyard.worker.engines")
+
+#: Phases of a warm-up.
+FIRST_MODEL: Final = "first model"
+HEAP: Final = "heap"
 
 
 class Groups(Protocol):
@@ -94,20 +101,22 @@ class VllmBackend:
     def warm_up(self) -> dict[str, float]:
         """Do once all that needs no model; see `worker.engines.Backend.warm_up`."""
         stopwatch = Stopwatch()
+        self.begin_warm_up(stopwatch)
+        with stopwatch.phase(FIRST_MODEL):
+            run_first_model(self)
+        with stopwatch.phase(HEAP):
+            settle()
+        return stopwatch.phases_s
+
+    def begin_warm_up(self, stopwatch: Stopwatch) -> None:
+        """Do what comes before the first model."""
         with stopwatch.phase("import"), uncollected():
             for module in engine_modules(cpu=self._is_on_cpu):
                 importlib.import_module(module)
-        with self._lock.shared():
-            with stopwatch.phase("device"):
-                self._take_device()
-            with stopwatch.phase("heap"):
-                freeze()
-            with stopwatch.phase("first model"):
-                self._run_made_up_model()
-        with stopwatch.phase("heap"):
+        with self._lock.shared(), stopwatch.phase("device"):
+            self._take_device()
+        with stopwatch.phase(HEAP):
             freeze()
-            give_back()
-        return stopwatch.phases_s
 
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
         """Load an engine; see `worker.engines.Backend.load`."""
@@ -226,26 +235,42 @@ class VllmBackend:
         torch.cuda.synchronize()
         self._sensors = find_sensors(self._device)
 
-    def _run_made_up_model(self) -> None:
-        """Initialize process groups, kernels and sampler, so that the first real model need not."""
-        from worker.engines.vllm.made_up_model import requests, write_model
 
-        try:
-            with (
-                unmonitored(),
-                tempfile.TemporaryDirectory(prefix="tokenyard-") as folder,
-                closing(self.load(write_model(Path(folder)))) as engine,
-            ):
-                for request in requests():
-                    engine.add(request)
-                while engine.has_unfinished:
-                    engine.step()
-        except Exception as error:
-            if is_device_lost(error):
-                raise
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            log.warning("no model runs in the warm-up, so the first takes longer: %s", reason)
-            log.debug("the warm-up:", exc_info=True)
+def run_first_model(backend: Backend, *, timeout_s: float = 0.0) -> None:
+    """Initialize process groups, kernels and sampler, so that the first real model need not.
+
+    ``timeout_s`` is the longest wait for the outputs of a core in another process.
+    """
+    from worker.engines.vllm.made_up_model import requests, write_model
+
+    try:
+        with (
+            unmonitored(),
+            tempfile.TemporaryDirectory(prefix="tokenyard-") as folder,
+            closing(backend.load(write_model(Path(folder)))) as engine,
+        ):
+            news = threading.Event()
+            engine.listen(news.set)
+            for request in requests():
+                engine.add(request)
+            left = len(requests())
+            while left:
+                if not engine.has_unfinished and not news.wait(timeout_s):
+                    raise TimeoutError(f"no output within {timeout_s:g} s")
+                news.clear()
+                left -= sum(isinstance(event, Finished) for event in engine.step())
+    except Exception as error:
+        if is_device_lost(error):
+            raise
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        log.warning("no model runs in the warm-up, so the first takes longer: %s", reason)
+        log.debug("the warm-up:", exc_info=True)
+
+
+def settle() -> None:
+    """Keep what the first model has left, and return the rest of its memory."""
+    freeze()
+    give_back()
 
 
 def _forget_frames(error: BaseException | None) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 import queue
+from contextlib import nullcontext
 from typing import Any, Final
 
 from worker.engines import RankGroup
-from worker.engines.vllm.backend import VllmBackend
+from worker.engines.stopwatch import Stopwatch
+from worker.engines.vllm.backend import VllmBackend, settle
 from worker.engines.vllm.core import Core, CoreInfo
 from worker.engines.vllm.core_link import CoreServer, Frames, Kind, error_of
+from worker.engines.vllm.warm_base import unmonitored
 from worker.models import ModelSpec
 
 log = logging.getLogger("tokenyard.worker.core")
@@ -34,7 +37,8 @@ class CoreProcess:
         self._server = CoreServer(address, at_once)
         self._core: Core | None = None
         self._loaded: tuple[ModelSpec, RankGroup | None] | None = None
-        self._phases_s: dict[str, float] | None = None
+        self._warm_up_s: Stopwatch | None = None
+        self._is_settled = False
 
     def run(self) -> None:
         """Run until an error that leaves the device in doubt."""
@@ -59,7 +63,8 @@ class CoreProcess:
         core = self._core
         if core is None or not core.has_work:
             return
-        outputs = core.step()
+        with nullcontext() if self._is_settled else unmonitored():
+            outputs = core.step()
         if outputs is not None:
             self._server.put(Kind.OUTPUTS, outputs)
         if refused := core.refused():
@@ -90,10 +95,12 @@ class CoreProcess:
 
     def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         match method:
-            case "warm_up":
-                if self._phases_s is None:
-                    self._phases_s = self._backend.warm_up()
-                return self._phases_s
+            case "begin_warm_up":
+                return self._begin_warm_up()
+            case "settle":
+                settle()
+                self._is_settled = True
+                return None
             case "load":
                 return self._load(*arguments)
             case "attend":
@@ -102,6 +109,15 @@ class CoreProcess:
                 return self._close(*arguments)
             case _:
                 return getattr(self._core, method)(*arguments)
+
+    def _begin_warm_up(self) -> dict[str, float] | None:
+        """Its phases; None after the first model, which the front brings."""
+        if self._is_settled:
+            return None
+        if self._warm_up_s is None:
+            self._warm_up_s = Stopwatch()
+            self._backend.begin_warm_up(self._warm_up_s)
+        return self._warm_up_s.phases_s
 
     def _load(self, spec: ModelSpec, group: RankGroup | None, weights: str) -> CoreInfo:
         """Load a model, unless a front before this one has."""

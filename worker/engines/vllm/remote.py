@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from worker.engines import Engine, Memory, RankGroup, SensorReading
+from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm.grammars import GrammarLimits
 from worker.models import ModelSpec
 
@@ -25,14 +26,28 @@ class RemoteBackend:
         self._log_stats = log_stats
         self._grammars = grammars
         self._link: SocketLink | None = None
+        self._inherited = 0  # bytes, shared with the fork-server
 
     def warm_up(self) -> dict[str, float]:
         """See `worker.engines.Backend.warm_up`."""
+        import psutil  # vLLM brings it
+
+        from worker.engines.vllm.backend import FIRST_MODEL, HEAP, run_first_model, settle
         from worker.engines.vllm.core_link import SocketLink
 
-        self._link = SocketLink(self._address, self._timeout_s)
-        phases_s: dict[str, float] = self._link.call("warm_up")
-        return phases_s
+        self._link = link = SocketLink(self._address, self._timeout_s)
+        self._inherited = _resident() - psutil.Process().memory_full_info().uss  # takes 7 ms
+        begun_s: dict[str, float] | None = link.call("begin_warm_up")
+        if begun_s is None:
+            return {}  # the front before this one has brought the first model
+        stopwatch = Stopwatch()
+        stopwatch.phases_s |= begun_s
+        with stopwatch.phase(FIRST_MODEL):
+            run_first_model(self, timeout_s=self._timeout_s)
+        with stopwatch.phase(HEAP):
+            link.call("settle")
+            settle()
+        return stopwatch.phases_s
 
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
         """See `worker.engines.Backend.load`."""
@@ -48,10 +63,8 @@ class RemoteBackend:
 
     def memory(self) -> Memory:
         """That of the core, and what this process has of its own."""
-        import psutil  # vLLM brings it
-
         core: Memory = self._connected().call("memory")
-        return replace(core, host=core.host + psutil.Process().memory_full_info().uss)
+        return replace(core, host=core.host + _resident() - self._inherited)
 
     def read_sensors(self) -> SensorReading:
         """See `worker.engines.Backend.read_sensors`."""
@@ -64,3 +77,10 @@ class RemoteBackend:
         if self._link is None:
             raise RuntimeError("the core is not warm")
         return self._link
+
+
+def _resident() -> int:
+    """Bytes of this process in memory."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
