@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from worker.engines.vllm import backend
+from worker.engines import Memory
+from worker.engines.vllm import backend, remote
 from worker.engines.vllm.grammars import GrammarLimits
 from worker.engines.vllm.remote import RemoteBackend
 
@@ -26,12 +27,13 @@ class Link:
         self._calls.append(method)
         if method == "begin_warm_up":
             return None if self._is_settled else {"device": 1.0, "heap": 2.0}
-        return None
+        return Memory(host=1000) if method == "memory" else None
 
 
-def warmed(monkeypatch: pytest.MonkeyPatch, *, is_settled: bool) -> tuple[list[str], list[str]]:
-    """Warm a front up; returns what it did, and the phases it reports."""
-    calls: list[str] = []
+def warmed(
+    monkeypatch: pytest.MonkeyPatch, calls: list[str], *, is_settled: bool
+) -> tuple[RemoteBackend, list[str]]:
+    """A front after its warm-up, whose ``calls`` are noted, and the phases that it reports."""
     link = Link(is_settled=is_settled, calls=calls)
     monkeypatch.setitem(
         sys.modules,
@@ -45,11 +47,13 @@ def warmed(monkeypatch: pytest.MonkeyPatch, *, is_settled: bool) -> tuple[list[s
     front = RemoteBackend(
         "/nowhere", timeout_s=TIMEOUT_S, log_stats=False, grammars=GrammarLimits()
     )
-    return calls, list(front.warm_up())
+    return front, list(front.warm_up())
 
 
 def test_the_front_of_a_new_core_brings_its_first_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, phases = warmed(monkeypatch, is_settled=False)
+    calls: list[str] = []
+
+    _, phases = warmed(monkeypatch, calls, is_settled=False)
 
     assert calls == ["begin_warm_up", "model, 7 s", "settle", "settle here"]
     assert phases == ["device", "heap", "first model"]
@@ -58,7 +62,25 @@ def test_the_front_of_a_new_core_brings_its_first_model(monkeypatch: pytest.Monk
 def test_a_front_that_replaces_another_leaves_the_model_of_its_core_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls, phases = warmed(monkeypatch, is_settled=True)
+    calls: list[str] = []
+
+    _, phases = warmed(monkeypatch, calls, is_settled=True)
 
     assert calls == ["begin_warm_up"]
     assert phases == []
+
+
+def test_a_front_counts_only_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a process with 500 bytes in memory, of which it shares 400 with the fork-server
+    resident = [500]
+    monkeypatch.setattr(remote, "_resident", lambda: resident[-1])
+    monkeypatch.setattr(
+        "psutil.Process", lambda: SimpleNamespace(memory_full_info=lambda: SimpleNamespace(uss=100))
+    )
+    front, _ = warmed(monkeypatch, [], is_settled=False)
+
+    # If it takes 200 more
+    resident.append(700)
+
+    # I expect its 300 bytes beside those of the core
+    assert front.memory().host == 1300
