@@ -37,7 +37,7 @@ class CoreProcess:
         self._server = CoreServer(address, at_once)
         self._core: Core | None = None
         self._loaded: tuple[ModelSpec, RankGroup | None] | None = None
-        self._warm_up_s: Stopwatch | None = None
+        self._phases_s: dict[str, float] | None = None
         self._is_settled = False
 
     def run(self) -> None:
@@ -114,10 +114,11 @@ class CoreProcess:
         """Its phases; None after the first model, which the front brings."""
         if self._is_settled:
             return None
-        if self._warm_up_s is None:
-            self._warm_up_s = Stopwatch()
-            self._backend.begin_warm_up(self._warm_up_s)
-        return self._warm_up_s.phases_s
+        if self._phases_s is None:
+            stopwatch = Stopwatch()
+            self._backend.begin_warm_up(stopwatch)
+            self._phases_s = stopwatch.phases_s
+        return self._phases_s
 
     def _load(self, spec: ModelSpec, group: RankGroup | None, weights: str) -> CoreInfo:
         """Load a model, unless a front before this one has."""
