@@ -175,6 +175,7 @@ class QueueEngineClient(EngineClient):
             params=wire_params(params, detokenize=detokenize),
             # A stream that shows its prompt begins with what only the result has.
             stream=is_stream and params.prompt_logprobs is None,
+            stream_interval_ms=context.stream_interval_ms,
             priority=priority,
             deadline_ms=context.deadline_ms,
             result_ttl_s=context.keep_s,

@@ -96,7 +96,7 @@ class YardQueue:
             else:
                 context.asked += 1
                 acceptance = await self.submit(
-                    replace(request, stream_interval_ms=context.stream_interval_ms),
+                    request,
                     context.priority_class,
                     refuse_late=context.deadline_ms is not None and not context.is_patient,
                     before=context.take_unsaved(),

@@ -251,9 +251,10 @@ def run_first_model(backend: Backend, *, timeout_s: float = 0.0) -> None:
         ):
             news = threading.Event()
             engine.listen(news.set)
-            for request in requests():
+            asked = requests()
+            for request in asked:
                 engine.add(request)
-            left = len(requests())
+            left = len(asked)
             while left:
                 if not engine.has_unfinished and not news.wait(timeout_s):
                     raise TimeoutError(f"no output within {timeout_s:g} s")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import queue
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any, Final
 
 from worker.engines import RankGroup
@@ -39,6 +39,7 @@ class CoreProcess:
         self._loaded: tuple[ModelSpec, RankGroup | None] | None = None
         self._phases_s: dict[str, float] | None = None
         self._is_settled = False
+        self._warming = ExitStack()  # around the steps of the first model
 
     def run(self) -> None:
         """Run until an error that leaves the device in doubt."""
@@ -63,8 +64,7 @@ class CoreProcess:
         core = self._core
         if core is None or not core.has_work:
             return
-        with nullcontext() if self._is_settled else unmonitored():
-            outputs = core.step()
+        outputs = core.step()
         if outputs is not None:
             self._server.put(Kind.OUTPUTS, outputs)
         if refused := core.refused():
@@ -98,6 +98,7 @@ class CoreProcess:
             case "begin_warm_up":
                 return self._begin_warm_up()
             case "settle":
+                self._warming.close()
                 settle()
                 self._is_settled = True
                 return None
@@ -118,6 +119,7 @@ class CoreProcess:
             stopwatch = Stopwatch()
             self._backend.begin_warm_up(stopwatch)
             self._phases_s = stopwatch.phases_s
+            self._warming.enter_context(unmonitored())
         return self._phases_s
 
     def _load(self, spec: ModelSpec, group: RankGroup | None, weights: str) -> CoreInfo:
