@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenyard.client.aio import AsyncClient, AsyncHandle
+    from tokenyard.client.arrays import arrays
     from tokenyard.client.handshake import YardInfo
     from tokenyard.client.ledger import Cancellation, RequestState
     from tokenyard.client.sync import Client, Handle
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from tokenyard.protocol.replies import Delta, Result
-    from tokenyard.protocol.wire import SamplingParams, StructuredOutputs
+    from tokenyard.protocol.wire import PoolingParams, SamplingParams, StructuredOutputs
 
 __version__ = "0.1.0"
 
@@ -63,6 +64,7 @@ __all__ = [
     "NotDurable",
     "NotPermitted",
     "PermanentError",
+    "PoolingParams",
     "ProtocolMismatch",
     "QueueFull",
     "QuotaExceeded",
@@ -78,15 +80,17 @@ __all__ = [
     "WaitTimeout",
     "YardInfo",
     "__version__",
+    "arrays",
 ]
 
 _MODULES = {
     "client.aio": ("AsyncClient", "AsyncHandle"),
+    "client.arrays": ("arrays",),
     "client.handshake": ("YardInfo",),
     "client.ledger": ("Cancellation", "RequestState"),
     "client.sync": ("Client", "Handle"),
     "protocol.replies": ("Delta", "Result"),
-    "protocol.wire": ("SamplingParams", "StructuredOutputs"),
+    "protocol.wire": ("PoolingParams", "SamplingParams", "StructuredOutputs"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

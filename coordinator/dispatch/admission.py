@@ -106,7 +106,7 @@ class Admission:
             features=self._features_of(request, fields),
             digest=digest,
             tenant=request.tenant if request.tenant and is_tenant(request.tenant) else "",
-            max_output=most_output(request.params, recipe.stated, own),
+            max_output=0 if request.pools else most_output(request.params, recipe.stated, own),
         )
 
     def _refusal(

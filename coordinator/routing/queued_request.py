@@ -74,7 +74,7 @@ def prompt_bytes(request: Request, fields: Mapping[bytes, bytes]) -> bytes:
     """The prompt of a request, as in its entry where it has a field of its own."""
     if request.tokens is not None:
         return request.tokens
-    data = fields.get(b"prompt") or fields.get(b"messages")
+    data = fields.get(b"prompt") or fields.get(b"messages") or fields.get(b"inputs")
     if data is None:  # it is a common field
         value = prompt_value(request)
         data = value.encode() if isinstance(value, str) else value

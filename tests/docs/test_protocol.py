@@ -7,7 +7,7 @@ import subprocess
 import sys
 from functools import cached_property
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import pytest
@@ -42,6 +42,7 @@ from tokenyard.protocol.replies import (
 from tokenyard.protocol.wire import (
     SYSTEM_FIELDS,
     ChatOptions,
+    PoolingParams,
     Request,
     SamplingParams,
     StructuredOutputs,
@@ -57,39 +58,44 @@ INCLUDES = sorted(
 
 
 def every_request_field() -> set[str]:
-    request = Request(
-        id="q",
-        client="c",
-        tokens=b"\0\0\0\0",
-        prompt="p",
-        messages=[{"role": "user"}],
-        model="m",
-        params=SamplingParams(n=2),
-        stream=True,
-        stream_interval_ms=1,
-        reply_to="replies:c",
-        priority=1,
-        deadline_ms=1,
-        result_ttl_s=1,
-        tenant="t",
-        session="s",
-        metadata={"k": 1},
-        chat=ChatOptions(
+    prompts: list[dict[str, Any]] = [
+        {"tokens": b"\0\0\0\0"},
+        {"prompt": "p"},
+        {"messages": [{"role": "user"}]},
+        {"inputs": ["i"]},
+    ]
+    shared: dict[str, Any] = {
+        "id": "q",
+        "client": "c",
+        "model": "m",
+        "task": "score",
+        "pooling": PoolingParams(dimensions=1),
+        "query": "q",
+        "stream": True,
+        "stream_interval_ms": 1,
+        "reply_to": "replies:c",
+        "priority": 1,
+        "deadline_ms": 1,
+        "result_ttl_s": 1,
+        "tenant": "t",
+        "session": "s",
+        "metadata": {"k": 1},
+        "chat": ChatOptions(
             tools=[],
             documents=[],
             chat_template_kwargs={"k": 1},
             add_generation_prompt=False,
             continue_final_message=True,
         ),
-        cache_salt="s",
-        reasoning_ended=True,
-        reasoning_parser_kwargs={"k": 1},
-    )
-    fields = request_fields(request)
-    # Without `stated`, with `v`; those of the chat in the place of `chat`.
-    own = len(Request.__struct_fields__) + len(ChatOptions.__struct_fields__) - 1
+        "cache_salt": "s",
+        "reasoning_ended": True,
+        "reasoning_parser_kwargs": {"k": 1},
+    }
+    fields = set().union(*(request_fields(Request(**one, **shared)) for one in prompts))
+    # With `v`, without `stated`; those of the chat in the place of `chat`; `params` for two.
+    own = len(Request.__struct_fields__) + len(ChatOptions.__struct_fields__) - 2
     assert len(fields) == own
-    return set(fields)
+    return fields
 
 
 def test_every_request_field_is_in_the_table_and_none_that_is_not() -> None:

@@ -25,6 +25,7 @@ INSTALLED: dict[str, Sequence[Sequence[str]]] = {
     "tokenyard/board/": [["board", "metrics"], ["gateway"], ["gateway-cpu"]],
     "tokenyard/cli/": [["cli"]],
     "tokenyard/client/": [["tokenizers"]],
+    "tokenyard/client/arrays": [["arrays"]],
     "tokenyard/process/": [
         ["cli"], ["board"], ["gateway"], ["gateway-cpu"], ["worker"], ["worker-cpu"]
     ],

@@ -189,7 +189,7 @@ class AsyncClient(ClientBase):
         try:
             while not state.is_over:
                 updated.clear()
-                state.add(self._core.builder.prepare_many(state.pull(), shared))
+                state.add(self._core.builder.prepare_map(state.pull(), shared))
                 await self._drive(self._core.submitter.submit_window(state))
                 for numbered in state.ready():
                     yield numbered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
@@ -19,9 +19,13 @@ from tokenyard.clock import BrokerTime
 from tokenyard.protocol.digest import Recipe, defaults_among
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
+from tokenyard.protocol.parse import check_task
 from tokenyard.protocol.wire import (
     DEFAULT_RESULT_TTL_S,
+    GENERATE,
     PLAIN_CHAT,
+    Input,
+    PoolingParams,
     Request,
     RequestTemplate,
     SamplingParams,
@@ -32,6 +36,10 @@ from tokenyard.protocol.wire import (
 _PROMPTS: Final = (str, list)
 #: Placeholder for the messages of a request while its options are checked.
 _ANY_MESSAGES: Final = [{"role": "user", "content": "?"}]
+#: Most inputs, and bytes of them, that `pack` puts into one request: enough that its own price
+#: does not count, and so few that several workers share a thousand.
+PACK_INPUTS: Final = 256
+PACK_BYTES: Final = 64 * 1024
 #: Types of values that cannot change after they were read, and options of one request alone.
 _IMMUTABLE: Final = (str, int, float, bool, type(None))
 _SINGULAR: Final = frozenset({"id", "deadline_s"})
@@ -55,6 +63,7 @@ class PreparedRequest(Struct, frozen=True, eq=False, gc=False):
     size: int  # bytes of its entry, as the coordinator counts them
     template: RequestTemplate | None = None  # of the request, where it is known
     digest: str = ""  # of the user's input, before it becomes tokens
+    packed: int = 0  # items of a `map` in it, each with a result of its own; 0: it is one item
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +123,36 @@ class RequestBuilder:
             options = self._read_options(shared)
         except UnicodeEncodeError as error:
             raise checks.unicode_error(error, {}, shared) from error
-        encoded = self._encode_texts(items)
+        encoded = self._encode_texts(items, options.request.pools)
         return [
             self._prepare_or_error(item, tokens, options, shared)
             for item, tokens in zip(items, encoded, strict=True)
         ]
 
-    def _encode_texts(self, items: Sequence[Item]) -> Iterable[Sequence[int] | None]:
+    def prepare_map(
+        self, items: Sequence[Item], shared: Mapping[str, Any]
+    ) -> list[PreparedRequest | InvalidRequest]:
+        """`prepare_many`, but that plain inputs of a task that pools share requests."""
+        if shared.get("task", GENERATE) == GENERATE or "id" in shared:
+            return self.prepare_many(items, shared)
+        found: list[PreparedRequest | InvalidRequest] = []
+        for pack in _packs(items):
+            if isinstance(pack, InvalidRequest):
+                found.append(pack)
+            elif isinstance(pack, _Pack):
+                [made] = self.prepare_many([pack.inputs], shared)
+                found += (
+                    [msgspec.structs.replace(made, packed=len(pack.inputs))]
+                    if isinstance(made, PreparedRequest)
+                    else [made] * len(pack.inputs)
+                )
+            else:
+                found += self.prepare_many([pack], shared)
+        return found
+
+    def _encode_texts(self, items: Sequence[Item], pools: bool) -> Iterable[Sequence[int] | None]:
         """Token ids of the items that are text, in one call to the tokenizer."""
-        if self._tokenizer is None:
+        if self._tokenizer is None or pools:
             return itertools.repeat(None, len(items))
         texts = [item for item in items if isinstance(item, str) and item]
         try:
@@ -165,15 +195,18 @@ class RequestBuilder:
 
     def _check_options(self, given: Mapping[str, Any]) -> _CheckedOptions:
         options = {name: given[name] for name in OWN_OPTIONS if given.get(name) is not None}
-        sampling = {name: value for name, value in given.items() if name not in OWN_OPTIONS}
+        named = {name: value for name, value in given.items() if name not in OWN_OPTIONS}
         priority_class = options.get("priority_class", "normal")
         if priority_class not in PRIORITY_CLASSES:
             raise InvalidRequest("priority_class", f"use one of {', '.join(PRIORITY_CLASSES)}")
         checks.check_tenant(options.get("tenant", ""))
         base = options.get("params", {})
-        params = checks.read_params(base, sampling)
+        task = checks.read_task_name(options.get("task", GENERATE))
+        pools = task != GENERATE
+        params = SamplingParams() if pools else checks.read_params(SamplingParams, base, named)
+        pooling = checks.read_params(PoolingParams, base, named) if pools else PoolingParams()
         # A base that is an object does not know which of its values were given.
-        given = sampling if isinstance(base, SamplingParams) else {**base, **sampling}
+        given = named if isinstance(base, SamplingParams | PoolingParams) else {**base, **named}
         chat = checks.read_chat(options)
         request = checks.check_request(
             Request(
@@ -183,6 +216,9 @@ class RequestBuilder:
                 messages=_ANY_MESSAGES if chat else None,
                 model=options.get("model", ""),
                 params=params,
+                task=task,
+                pooling=pooling,
+                query=options.get("query", ""),
                 stream=bool(options.get("stream")),
                 stream_interval_ms=options.get("stream_interval_ms"),
                 reply_to=f"replies:{self._client_id}",
@@ -192,7 +228,7 @@ class RequestBuilder:
                 tenant=options.get("tenant", ""),
                 session=options.get("session", ""),
                 metadata=options.get("metadata", {}),
-                stated=defaults_among(params, given),
+                stated=() if pools else defaults_among(params, given),
                 chat=chat or PLAIN_CHAT,
                 cache_salt=options.get("cache_salt", ""),
             )
@@ -211,7 +247,13 @@ class RequestBuilder:
                 check_durability(options.get("durability", "memory")),
             ),
             silent,
-            Recipe(request.model, request.params, request.stated),
+            Recipe(
+                request.model,
+                pooling if pools else request.params,
+                request.stated,
+                task=task,
+                query=request.query,
+            ),
         )
 
     def _prepare(
@@ -219,13 +261,16 @@ class RequestBuilder:
     ) -> PreparedRequest:
         kind = checks.prompt_kind(prompt)
         checks.check_chat(kind, options.request)
-        if encoded is None and self._tokenizer is not None:
+        # The text of a task that pools is the worker's: its model may want it in another form.
+        if encoded is None and self._tokenizer is not None and not options.request.pools:
             encoded = checks.encode_prompt(self._tokenizer, kind, prompt)
         params, local_text = self._text(kind, encoded, options)
         given = kind
         content: Any = prompt if encoded is None else encoded
         if kind == "messages":
             content = checks.read_messages(content)
+        elif kind == "inputs":
+            content = checks.parse_inputs(content)
         if encoded is not None or kind == "tokens":
             kind, content = "tokens", checks.pack_prompt(content)
         request = msgspec.structs.replace(
@@ -234,6 +279,7 @@ class RequestBuilder:
             params=params,
             **{kind: content},
         )
+        check_task(request)
         size = len(request.id.encode()) + checks.content_size(content)
         template = options.template_for(request, kind)
         size += template.size
@@ -268,3 +314,39 @@ class RequestBuilder:
         tail = tuple(tokens[-PROMPT_TAIL:])
         local_text = LocalText(self._tokenizer, tail, params.skip_special_tokens)
         return options.silent_params, local_text
+
+
+@dataclass(slots=True)
+class _Pack:
+    """Inputs that share a request."""
+
+    inputs: list[Input] = field(default_factory=list)
+    size: int = 0  # bytes
+
+
+def _packs(items: Iterable[Item]) -> Iterator[_Pack | Item | InvalidRequest]:
+    """Items in their order: plain inputs in packs, others alone, and the errors of invalid ones."""
+    pack = _Pack()
+    for item in items:
+        one: _Pack | Item | InvalidRequest = item
+        if isinstance(item, str) or checks.is_ids(item):
+            try:
+                [read] = checks.parse_inputs([item])
+            except UnicodeEncodeError as error:
+                one = checks.unicode_error(error, {"prompt": item}, {})
+            except InvalidRequest as error:
+                one = InvalidRequest("prompt", error.message)
+            else:
+                size = checks.content_size(read)
+                if len(pack.inputs) == PACK_INPUTS or pack.size + size > PACK_BYTES:
+                    yield pack
+                    pack = _Pack()
+                pack.inputs.append(read)
+                pack.size += size
+                continue
+        if pack.inputs:
+            yield pack
+            pack = _Pack()
+        yield one
+    if pack.inputs:
+        yield pack

@@ -6,15 +6,15 @@ Errors have the words that the coordinator would use.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar, cast
 
 import msgspec
 
 from tokenyard.client.options import OWN_OPTIONS, Messages, Prompt
 from tokenyard.client.tokenization import Tokenizer
 from tokenyard.clock import BrokerTime
-from tokenyard.protocol.digest import canonical_messages
+from tokenyard.protocol.digest import canonical_json
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.parse import (
@@ -22,7 +22,10 @@ from tokenyard.protocol.parse import (
     check_ids,
     parse_messages,
     read_chat_options,
+    read_inputs,
     read_request,
+    read_task,
+    why_no_pooling_param,
 )
 from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.tenants import TENANT_RULE
@@ -30,8 +33,11 @@ from tokenyard.protocol.wire import (
     MAX_TOKEN_ID,
     PLAIN_CHAT,
     ChatOptions,
+    Input,
+    PoolingParams,
     Request,
     SamplingParams,
+    Task,
     chat_fields,
     pack_tokens,
     request_fields,
@@ -70,9 +76,9 @@ def canonical(kind: str, prompt: Prompt, request: Request) -> bytes:
     if kind == "prompt":
         return cast(str, prompt).encode()
     try:
-        return canonical_messages(cast(Messages, prompt))
+        return canonical_json(cast(Messages, prompt))
     except (TypeError, ValueError) as error:
-        raise InvalidRequest("messages", f"cannot be written as JSON: {error}") from error
+        raise InvalidRequest(kind, f"cannot be written as JSON: {error}") from error
 
 
 def content_size(value: Any) -> int:
@@ -108,6 +114,16 @@ def read_messages(messages: Any) -> list[dict[str, Any]]:
         raise InvalidRequest(
             "messages", f"cannot be written as JSON, or are nested too deeply: {error}"
         ) from error
+
+
+def parse_inputs(inputs: Any) -> list[Input]:
+    """Several inputs as the coordinator reads them; raises `InvalidRequest`."""
+    try:
+        return read_inputs({b"inputs": msgspec.json.encode(inputs)})
+    except UnicodeEncodeError:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest("inputs", f"cannot be written as JSON: {error}") from error
 
 
 def unicode_error(
@@ -164,26 +180,39 @@ def check_request(request: Request) -> Request:
     return msgspec.structs.replace(read_request(wire), stated=request.stated)
 
 
-def read_params(
-    base: SamplingParams | Mapping[str, Any], sampling: Mapping[str, Any]
-) -> SamplingParams:
-    """The sampling parameters; raises `InvalidRequest`."""
-    if isinstance(base, SamplingParams) and not sampling:
+def read_task_name(name: Any) -> Task:
+    """The task of a request; raises `InvalidRequest`."""
+    return read_task({b"task": str(name).encode()})
+
+
+P = TypeVar("P", SamplingParams, PoolingParams)
+_WHY_UNKNOWN: Final[Mapping[type, Callable[[str], str]]] = {
+    SamplingParams: why_unknown,
+    PoolingParams: why_no_pooling_param,
+}
+
+
+def read_params(kind: type[P], base: Any, named: Mapping[str, Any]) -> P:
+    """The parameters of a task: base values, or a mapping, and those by name.
+
+    Raises `InvalidRequest`.
+    """
+    if isinstance(base, kind) and not named:
         return base
     try:
-        values = {**msgspec.to_builtins(base), **msgspec.to_builtins(sampling)}
-        return msgspec.convert(values, SamplingParams)
+        values = {**msgspec.to_builtins(base), **msgspec.to_builtins(named)}
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
         field = "params" + path.strip("`").removeprefix("$")
         if unknown := UNKNOWN_FIELD.fullmatch(message):
-            field, message = f"{field}.{unknown[1]}", why_unknown(unknown[1])
+            field, message = f"{field}.{unknown[1]}", _WHY_UNKNOWN[kind](unknown[1])
         raise InvalidRequest(field, message) from error
     except TypeError as error:
         raise InvalidRequest("params", str(error)) from error
 
 
-def prompt_kind(prompt: Prompt) -> Literal["tokens", "prompt", "messages"]:
+def prompt_kind(prompt: Prompt) -> Literal["tokens", "prompt", "messages", "inputs"]:
     """The field that a prompt goes into; raises `InvalidRequest`."""
     if type(prompt) is list and prompt and type(prompt[0]) is int:
         return "tokens"  # the usual case; the checks below are slower
@@ -195,13 +224,18 @@ def prompt_kind(prompt: Prompt) -> Literal["tokens", "prompt", "messages"]:
         raise InvalidRequest("prompt", "give text, token ids or chat messages")
     if not len(prompt):
         raise InvalidRequest("tokens", "is empty")
-    if not isinstance(prompt[0], Mapping):
-        return "tokens"
-    return "messages"
+    if isinstance(prompt[0], Mapping):
+        return "messages"
+    return "inputs" if isinstance(prompt[0], str | Sequence) else "tokens"
+
+
+def is_ids(item: Any) -> bool:
+    """Whether an item of many is a list of token ids."""
+    return isinstance(item, list | tuple) and bool(item) and isinstance(item[0], int)
 
 
 def encode_prompt(tokenizer: Tokenizer, kind: str, prompt: Prompt) -> Sequence[int] | None:
-    """The prompt as token ids; None for a chat, which the worker tokenizes."""
+    """The prompt as token ids; None for what the worker tokenizes."""
     if kind == "prompt":
         [tokens] = tokenizer.encode([cast(str, prompt)])
         return tokens

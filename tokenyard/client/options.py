@@ -8,11 +8,18 @@ from typing import Any, Final, TypedDict
 
 from tokenyard.client.durability import Durability
 from tokenyard.protocol.keys import PriorityClass
-from tokenyard.protocol.wire import RepetitionDetection, SamplingParams, StructuredOutputs
+from tokenyard.protocol.wire import (
+    Input,
+    PoolingParams,
+    RepetitionDetection,
+    SamplingParams,
+    StructuredOutputs,
+    Task,
+)
 
 Messages = Sequence[Mapping[str, Any]]
-#: Text, token ids, or chat messages.
-Prompt = str | Sequence[int] | Messages
+#: Text, token ids, chat messages, or, for a task that pools, several texts or lists of token ids.
+Prompt = str | Sequence[int] | Messages | Sequence[Input]
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -55,11 +62,24 @@ class SamplingOptions(TypedDict, total=False):
     trace_decode_token_ids: list[int] | None
 
 
-class SharedOptions(SamplingOptions, total=False):
-    """Options that many requests can share, beside their sampling parameters."""
+class PoolingOptions(TypedDict, total=False):
+    """Parameters of a task that pools; see `tokenyard.protocol.wire.PoolingParams`."""
+
+    use_activation: bool | None
+    dimensions: int | None
+    step_tag_id: int | None
+    returned_token_ids: list[int] | None
+    truncate_prompt_tokens: int | None
+
+
+class SharedOptions(SamplingOptions, PoolingOptions, total=False):
+    """Options that many requests can share, beside the parameters of their task."""
 
     model: str  # by default the yard's default model
-    params: SamplingParams | Mapping[str, Any]  # base values; the sampling parameters override them
+    task: Task  # generate, or a task that pools: embed, classify, score, ...
+    query: str  # of the task score: what the prompt or each input is compared with
+    #: Base values, which the parameters given by name override.
+    params: SamplingParams | PoolingParams | Mapping[str, Any]
     stream: bool  # whether deltas are published
     stream_interval_ms: int  # least time between them; 0: each token
     priority_class: PriorityClass  # the intake it is queued in
@@ -97,4 +117,8 @@ class FullPrompt(RequestOptions, total=False):
 Item = Prompt | FullPrompt
 
 #: The options that are not sampling parameters.
-OWN_OPTIONS: Final = RequestOptions.__annotations__.keys() - SamplingOptions.__annotations__.keys()
+OWN_OPTIONS: Final = (
+    RequestOptions.__annotations__.keys()
+    - SamplingOptions.__annotations__.keys()
+    - PoolingOptions.__annotations__.keys()
+)

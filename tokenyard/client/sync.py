@@ -210,7 +210,7 @@ class Client(ClientBase):
         try:
             while not state.is_over:
                 updated.clear()
-                state.add(self._core.builder.prepare_many(state.pull(), shared))
+                state.add(self._core.builder.prepare_map(state.pull(), shared))
                 self._drive(self._core.submitter.submit_window(state))
                 yield from state.ready()
                 if state.is_stuck:

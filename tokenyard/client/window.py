@@ -24,7 +24,7 @@ from tokenyard.protocol.errors import (
     QuotaExceeded,
     TokenyardError,
 )
-from tokenyard.protocol.replies import ErrorInfo, Result, status_of
+from tokenyard.protocol.replies import ErrorInfo, Result, split_result, status_of
 
 #: Most prompts that are prepared in one call.
 _BURST: Final = 256
@@ -77,6 +77,7 @@ class MapWindow:
         self._over: deque[PendingRequest] = deque()  # appended by the thread that reads replies
         self._listener = self._note  # one object for all requests
         self._results: dict[int, Result] = {}
+        self._packed: dict[int, int] = {}  # items in one request, by the index of the first
 
     @property
     def is_over(self) -> bool:
@@ -90,7 +91,8 @@ class MapWindow:
 
     @property
     def _room(self) -> int:
-        held = len(self._unsubmitted) + len(self._running) + len(self._results)
+        requests = len(self._unsubmitted) + len(self._running)
+        held = requests - len(self._packed) + sum(self._packed.values()) + len(self._results)
         return min(self._size - held, _BURST)
 
     @property
@@ -114,11 +116,14 @@ class MapWindow:
         """Add the prompts that were pulled; an invalid one has its result immediately."""
         for one in prepared:
             index = self._next_index
-            self._next_index += 1
             if isinstance(one, InvalidRequest):
+                self._next_index += 1
                 self.reject(index, f"#{index}", one)
-            else:
-                self._unsubmitted.append((index, one))
+                continue
+            self._next_index += max(1, one.packed)
+            if one.packed:
+                self._packed[index] = one.packed
+            self._unsubmitted.append((index, one))
 
     def take_unsubmitted(self, now: float) -> list[Numbered]:
         """The requests to submit now; pass each to `submitted`, `reject` or `postpone`."""
@@ -136,9 +141,10 @@ class MapWindow:
     def reject(self, index: int, request_id: str, error: TokenyardError) -> None:
         """Give a request that would be refused again the error as its result."""
         code = _CODES[type(error)]
-        self._results[index] = Result(
+        whole = Result(
             id=request_id, status=status_of(code), tokens=[], error=ErrorInfo(code, str(error))
         )
+        self._results.update(self._of_items(index, whole))
 
     def submitted(self, index: int, pending: PendingRequest) -> None:
         """Follow a submitted request, which may have its result already."""
@@ -168,11 +174,12 @@ class MapWindow:
             while index is not None:
                 del self._running[index]
                 earlier = self._earlier.pop(index, None)
-                if self._ordered:
-                    self._results[index] = pending.result()
-                else:
-                    yield index, pending.result()
-                    self._give_up = None
+                for item in self._of_items(index, pending.result()):
+                    if self._ordered:
+                        self._results.update([item])
+                    else:
+                        yield item
+                        self._give_up = None
                 index = earlier
         if not self._ordered:
             while self._results:
@@ -184,6 +191,11 @@ class MapWindow:
             self._next_out += 1
             yield index, self._results.pop(index)
             self._give_up = None
+
+    def _of_items(self, index: int, result: Result) -> Iterator[tuple[int, Result]]:
+        """The results of the items in the request at an index."""
+        count = self._packed.pop(index, 0)
+        return enumerate(split_result(result, count) if count else [result], index)
 
     @property
     def is_stuck(self) -> bool:

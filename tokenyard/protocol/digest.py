@@ -17,15 +17,26 @@ import msgspec
 
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import (
+    PROMPTS,
     BadJson,
     ForeignJson,
     parse_chat,
     parse_content,
     parse_params,
     parse_reasoning,
+    read_task,
+    read_text,
     unfold,
 )
-from tokenyard.protocol.wire import PLAIN_CHAT, ChatOptions, Request, SamplingParams
+from tokenyard.protocol.wire import (
+    GENERATE,
+    PLAIN_CHAT,
+    ChatOptions,
+    PoolingParams,
+    Request,
+    SamplingParams,
+    Task,
+)
 
 #: The digest of an entry that cannot be read.
 UNREADABLE: Final = "unreadable"
@@ -34,11 +45,11 @@ _any = ForeignJson[Any]()
 
 _BYTES: Final = 8
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-_PROMPTS: Final = frozenset({b"tokens", b"prompt", b"messages"})
+_PROMPTS: Final = frozenset(name.encode() for name in PROMPTS)
 #: Longest fields whose parsed form is cached.
 _LONGEST_KEPT: Final = 4096
 
-_KINDS: Final = {"tokens": b"\0tokens\0", "prompt": b"\0prompt\0", "messages": b"\0messages\0"}
+_KINDS: Final = {name: f"\0{name}\0".encode() for name in PROMPTS}
 
 _sorted = msgspec.json.Encoder(order="sorted").encode
 
@@ -56,15 +67,20 @@ class Recipe:
     def __init__(
         self,
         model: str,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         stated: Iterable[str],
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: Mapping[str, Any] = _NOTHING,
+        *,
+        task: Task = GENERATE,
+        query: str = "",
     ) -> None:
         self.stated = sorted(stated)  # parameters given with the wire's default
         decisive: list[Any] = [model, params, self.stated]
         if reasoning_ended is not None or reasoning_parser_kwargs:
             decisive += [reasoning_ended, dict(reasoning_parser_kwargs)]
+        if task != GENERATE:
+            decisive += [task, query]
         said = _encode(decisive)
         self._prefix = blake2b(said, digest_size=_BYTES)
 
@@ -83,24 +99,28 @@ class Recipe:
             return self.digest("tokens", request.tokens)
         if request.prompt is not None:
             return self.digest("prompt", request.prompt.encode())
-        return self.digest("messages", canonical_messages(request.messages), request.chat)
+        if request.inputs is not None:
+            return self.digest("inputs", canonical_json(request.inputs))
+        return self.digest("messages", canonical_json(request.messages), request.chat)
 
 
 def request_digest(request: Request) -> str:
     """The digest of a request with the user's own prompt."""
     recipe = Recipe(
         request.model,
-        request.params,
+        request.pooling if request.pools else request.params,
         request.stated,
         request.reasoning_ended,
         request.reasoning_parser_kwargs,
+        task=request.task,
+        query=request.query,
     )
     return recipe.digest_of(request)
 
 
-def canonical_messages(messages: Sequence[Mapping[str, Any]] | None) -> bytes:
-    """Chat messages in canonical form."""
-    return _encode(messages)
+def canonical_json(prompt: Sequence[Any] | None) -> bytes:
+    """Chat messages or several inputs in canonical form."""
+    return _encode(prompt)
 
 
 def entry_digest(fields: Mapping[bytes, bytes]) -> str:
@@ -108,8 +128,9 @@ def entry_digest(fields: Mapping[bytes, bytes]) -> str:
     try:
         kind, content = parse_content(fields if _PROMPTS & fields.keys() else unfold(fields))
         chat = PLAIN_CHAT
+        if kind in ("messages", "inputs"):
+            content = canonical_json(_any.decode(content))
         if kind == "messages":
-            content = canonical_messages(_any.decode(content))
             chat = parse_chat(unfold(fields), kind)
         recipe = entry_recipe(fields)
         return UNREADABLE if recipe is NO_RECIPE else recipe.digest(kind, content, chat)
@@ -122,28 +143,33 @@ def entry_recipe(fields: Mapping[bytes, bytes]) -> Recipe:
 
     What is nested as deeply as the parser of requests can just read may be too deep here.
     """
-    get = fields.get
-    common, model, params = get(b"common", b""), get(b"model", b""), get(b"params", b"")
-    reasoning = get(b"reasoning_ended", b""), get(b"reasoning_parser_kwargs", b"")
-    is_long = len(common) + len(model) + len(params) + len(reasoning[1]) > _LONGEST_KEPT
+    own = tuple(fields.get(name, b"") for name in _DECISIVE)
     try:
-        return (_read if is_long else _read_once)(common, model, params, *reasoning)
+        return (_read if sum(map(len, own)) > _LONGEST_KEPT else _read_once)(*own)
     except _ERRORS:
         return NO_RECIPE
 
 
-def _read(common: bytes, model: bytes, params: bytes, ended: bytes, kwargs: bytes) -> Recipe:
-    own = {
-        b"common": common,
-        b"model": model,
-        b"params": params,
-        b"reasoning_ended": ended,
-        b"reasoning_parser_kwargs": kwargs,
-    }
-    fields = unfold({name: value for name, value in own.items() if value})
-    read, given = parse_params(fields)
-    name = fields.get(b"model", b"").decode()
-    return Recipe(name, read, defaults_among(read, given), *parse_reasoning(fields))
+#: The fields beside the prompt that decide the answer, and those in common.
+_DECISIVE: Final = (
+    *(b"common", b"model", b"params", b"task", b"query"),
+    *(b"reasoning_ended", b"reasoning_parser_kwargs"),
+)
+
+
+def _read(*own: bytes) -> Recipe:
+    given = {name: value for name, value in zip(_DECISIVE, own, strict=True) if value}
+    fields = unfold(given)
+    read, named = parse_params(fields)
+    stated = defaults_among(read, named) if isinstance(read, SamplingParams) else ()
+    return Recipe(
+        fields.get(b"model", b"").decode(),
+        read,
+        stated,
+        *parse_reasoning(fields),
+        task=read_task(fields),
+        query=read_text(fields, "query"),
+    )
 
 
 #: No model has this name, so no request has such a digest.

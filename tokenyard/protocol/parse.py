@@ -19,23 +19,30 @@ from tokenyard.protocol.chat import check_chat, check_messages
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.sampling import why_unknown
+from tokenyard.protocol.texts import did_you_mean
 from tokenyard.protocol.wire import (
     DEFAULT_CLIENT,
     DEFAULT_RESULT_TTL_S,
+    GENERATE,
     MAX_FIELDS,
     MAX_ID_BYTES,
+    MAX_INPUTS,
     MAX_RESULT_TTL_S,
     MAX_STREAM_INTERVAL_MS,
     MAX_TOKEN_ID,
     OWN_FIELDS,
     PLAIN_CHAT,
     SYSTEM_FIELDS,
+    TASKS,
     WIRE_VERSION,
     Assignment,
     ChatOptions,
+    Input,
+    PoolingParams,
     Refused,
     Request,
     SamplingParams,
+    Task,
     Unanswerable,
     pack_tokens,
 )
@@ -70,9 +77,15 @@ _PATH = re.compile(r"`\$([^`]*)`")
 UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 #: Fields for chats only.
 _CHAT_FIELDS: Final = frozenset(name.encode() for name in ChatOptions.__struct_fields__)
+#: The fields of which a request has exactly one.
+PROMPTS: Final = ("tokens", "prompt", "messages", "inputs")
 _params_decoder = ForeignJson[SamplingParams](SamplingParams)
+_pooling_decoder = ForeignJson[PoolingParams](PoolingParams)
+_inputs_decoder = ForeignJson[list[Input]](list[Input])
 _objects_decoder = ForeignJson[list[dict[str, Any]]](list[dict[str, Any]])
 object_decoder = ForeignJson[dict[str, Any]](dict[str, Any])
+#: Texts of a pair.
+_PAIR: Final = 2
 _members_decoder = ForeignJson[dict[str, msgspec.Raw]](dict[str, msgspec.Raw])
 _ids_decoder = ForeignJson[list[int]](list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]])
 
@@ -125,7 +138,8 @@ def read_json(
         path = _PATH.search(place)
         unknown = UNKNOWN_FIELD.fullmatch(message)
         if unknown and name == "params" and not path:
-            raise InvalidRequest(f"params.{unknown[1]}", why_unknown(unknown[1])) from None
+            why = why_no_pooling_param if decoder is _pooling_decoder else why_unknown
+            raise InvalidRequest(f"params.{unknown[1]}", why(unknown[1])) from None
         raise InvalidRequest(name + (path[1] if path else ""), message) from None
 
 
@@ -140,11 +154,38 @@ def read_params(fields: Mapping[bytes, bytes], defaults: Mapping[str, Any]) -> S
     return params
 
 
-def parse_params(fields: Mapping[bytes, bytes]) -> tuple[SamplingParams, list[str]]:
-    """The sampling parameters of an entry, and the names of those that it sets.
+def read_task(fields: Mapping[bytes, bytes]) -> Task:
+    """What the model shall do."""
+    name = read_text(fields, "task") or GENERATE
+    for task in TASKS:
+        if name == task:
+            return task
+    raise InvalidRequest("task", f"use one of {', '.join(TASKS)}{did_you_mean(name, TASKS)}")
+
+
+def read_pooling(fields: Mapping[bytes, bytes]) -> PoolingParams:
+    """The parameters of a task that pools."""
+    params: PoolingParams = read_json(fields, "params", _pooling_decoder, PoolingParams())
+    return params
+
+
+def why_no_pooling_param(name: str) -> str:
+    """The error message for a name that a task which pools does not take."""
+    known = PoolingParams.__struct_fields__
+    if name in SamplingParams.__struct_fields__:
+        return "is for the task generate: leave it out"
+    return f"there is no such parameter{did_you_mean(name, known)}"
+
+
+def parse_params(
+    fields: Mapping[bytes, bytes],
+) -> tuple[SamplingParams | PoolingParams, list[str]]:
+    """The parameters of an entry, and the names of those sampling parameters that it sets.
 
     Raises `InvalidRequest`.
     """
+    if read_task(fields) != GENERATE:
+        return read_pooling(fields), []
     return read_params(fields, NO_DEFAULTS), list(read_json(fields, "params", _members_decoder, {}))
 
 
@@ -165,7 +206,7 @@ def parse_content(fields: Mapping[bytes, bytes]) -> tuple[str, bytes]:
 
     Raises `InvalidRequest`.
     """
-    for name in ("tokens", "prompt", "messages"):
+    for name in PROMPTS:
         value = fields.get(name.encode())
         if value is not None:
             return name, read_tokens(fields) if name == "tokens" else value
@@ -221,6 +262,22 @@ def read_prompt(fields: Mapping[bytes, bytes]) -> str:
     if not prompt:
         raise InvalidRequest("prompt", "is empty")
     return prompt
+
+
+def read_inputs(fields: Mapping[bytes, bytes]) -> list[Input]:
+    """Several inputs."""
+    inputs: list[Input] = read_json(fields, "inputs", _inputs_decoder, [])
+    if not 0 < len(inputs) <= MAX_INPUTS:
+        raise InvalidRequest("inputs", f"give 1 to {MAX_INPUTS}, not {len(inputs)}")
+    for at, one in enumerate(inputs):
+        halves = [half for half in one if isinstance(half, list)] if isinstance(one, list) else []
+        if not one or [] in halves:
+            raise InvalidRequest(f"inputs[{at}]", "is empty")
+        if halves and not len(halves) == len(one) == _PAIR:
+            raise InvalidRequest(
+                f"inputs[{at}]", "give a text, token ids, or two arrays of token ids"
+            )
+    return inputs
 
 
 def read_tokens(fields: Mapping[bytes, bytes]) -> bytes:
@@ -437,11 +494,12 @@ def _parse_body(
     version = read_integer(fields, "v", WIRE_VERSION, 1, 2**31)
     if version != WIRE_VERSION:
         raise InvalidRequest("v", f"this yard speaks version {WIRE_VERSION}, not {version}")
-    given = [name for name in ("tokens", "prompt", "messages") if name.encode() in fields]
+    given = [name for name in PROMPTS if name.encode() in fields]
     if len(given) != 1:
         raise InvalidRequest(
-            "prompt", f"give exactly one of tokens, prompt, messages, not {given or 'none'}"
+            "prompt", f"give exactly one of {', '.join(PROMPTS)}, not {given or 'none'}"
         )
+    task = read_task(fields)
     reasoning_ended, reasoning_parser_kwargs = parse_reasoning(fields)
     request = Request(
         id=request_id,
@@ -451,8 +509,12 @@ def _parse_body(
         messages=read_json(fields, "messages", _objects_decoder, None)
         if given == ["messages"]
         else None,
+        inputs=read_inputs(fields) if given == ["inputs"] else None,
         model=read_text(fields, "model"),
-        params=read_params(fields, defaults),
+        params=read_params(fields, defaults) if task == GENERATE else SamplingParams(),
+        task=task,
+        pooling=read_pooling(fields) if task != GENERATE else PoolingParams(),
+        query=read_text(fields, "query"),
         stream=read_flag(fields, "stream"),
         stream_interval_ms=_read_interval(fields),
         reply_to=reply_to,
@@ -468,7 +530,27 @@ def _parse_body(
         reasoning_parser_kwargs=reasoning_parser_kwargs,
     )
     check_chat(request)
+    check_task(request)
     return request
+
+
+def check_task(request: Request) -> None:
+    """Raises `InvalidRequest` for fields that do not go with the task of a request."""
+    task = request.task
+    if not request.pools and request.inputs is not None:
+        names = ", ".join(one for one in TASKS if one != GENERATE)
+        raise InvalidRequest("inputs", f"go with one of the tasks {names}; to generate, give one")
+    if request.pools and request.stream:
+        raise InvalidRequest("stream", f"the task {task} has no tokens to stream; leave it out")
+    if task == "score" and not request.query:
+        raise InvalidRequest("query", "is missing: the task score compares the prompt with it")
+    if task != "score" and request.query:
+        raise InvalidRequest("query", f"goes with the task score, not with {task}")
+    if task == "score" and (request.tokens is not None or request.messages is not None):
+        raise InvalidRequest("prompt", "give text: the task score joins it with the query")
+    for at, one in enumerate(request.inputs or ()):
+        if task == "score" and not isinstance(one, str):
+            raise InvalidRequest(f"inputs[{at}]", "give text: the task score joins it to the query")
 
 
 def _read_interval(fields: Mapping[bytes, bytes]) -> int | None:

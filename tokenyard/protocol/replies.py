@@ -6,6 +6,7 @@ rules of `tokenyard.protocol.wire`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal, get_args
@@ -46,6 +47,10 @@ class Reply(Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     prompt_logprobs: str | None = None
     cached_tokens: int | None = None  # `Usage.cached_tokens`, in the first delta of a stream
     created_cache_tokens: int | None = None  # the same of `Usage.created_cache_tokens`
+    data: bytes | None = None  # of a task that pools: `Result.data`
+    shapes: str | None = None
+    errors: str | None = None
+    input_tokens: str | None = None
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
@@ -141,6 +146,13 @@ class Result(Struct, frozen=True, kw_only=True, gc=False):
     logprobs: list[dict[str, Any]] | None = None
     prompt_logprobs: list[Any] | None = None
     choices: list[Choice] | None = None
+    #: Of a task that pools: the numbers of all inputs, one behind the other, as little-endian
+    #: float32; the shape of each input's (`[]` is one number; null: it has none, for the reason
+    #: that stands in `errors` under its index).
+    data: bytes | None = None
+    shapes: list[list[int] | None] | None = None
+    errors: dict[int, ErrorInfo] | None = None
+    input_tokens: list[int] | None = None  # of each input; 0 of one that has failed
 
     @property
     def ok(self) -> bool:
@@ -161,7 +173,11 @@ _STRUCTURED: Final[Mapping[str, Callable[[str], Any]]] = {
     "logprobs": msgspec.json.Decoder(list[dict[str, Any]]).decode,
     "prompt_logprobs": msgspec.json.Decoder(list[Any]).decode,
     "choices": msgspec.json.Decoder(list[Choice]).decode,
+    "shapes": msgspec.json.Decoder(list[list[int] | None]).decode,
+    "errors": msgspec.json.Decoder(dict[int, ErrorInfo]).decode,
+    "input_tokens": msgspec.json.Decoder(list[int]).decode,
 }
+_BINARY: Final = frozenset({"tokens", "data"})
 
 
 def encode_reply(reply: Reply) -> bytes:
@@ -179,7 +195,7 @@ def decode_replies(fields: Mapping[bytes, bytes]) -> Sequence[Reply]:
     if frame is not None:
         return _frame_decoder.decode(frame)
     plain: dict[str, Any] = {name.decode(): value for name, value in fields.items()}
-    plain = {name: value if name == "tokens" else value.decode() for name, value in plain.items()}
+    plain = {name: one if name in _BINARY else one.decode() for name, one in plain.items()}
     return [msgspec.convert(plain, Reply, strict=False)]
 
 
@@ -223,7 +239,45 @@ def to_result(reply: Reply) -> Result:
         if reply.prompt_logprobs
         else None,
         choices=_STRUCTURED["choices"](reply.choices) if reply.choices else None,
+        data=reply.data,
+        shapes=_STRUCTURED["shapes"](reply.shapes) if reply.shapes else None,
+        errors=_STRUCTURED["errors"](reply.errors) if reply.errors else None,
+        input_tokens=_STRUCTURED["input_tokens"](reply.input_tokens)
+        if reply.input_tokens
+        else None,
     )
+
+
+def split_result(result: Result, count: int) -> list[Result]:
+    """A result for each of the ``count`` inputs of one request."""
+    shapes, tokens = result.shapes or [], result.input_tokens or []
+    if not result.ok or not len(shapes) == len(tokens) == count:
+        return [msgspec.structs.replace(result, id=f"{result.id}#{at}") for at in range(count)]
+    found: list[Result] = []
+    data, errors, start = result.data or b"", result.errors or {}, 0
+    for at, (shape, used) in enumerate(zip(shapes, tokens, strict=True)):
+        size = 0 if shape is None else _FLOAT_BYTES * math.prod(shape)
+        error = errors.get(at)
+        found.append(
+            Result(
+                id=f"{result.id}#{at}",
+                status="failed" if error else "completed",
+                tokens=[],
+                usage=Usage(used, 0, used),
+                error=error,
+                provenance=result.provenance,
+                timing=result.timing,
+                data=data[start : start + size],
+                shapes=[shape],
+                input_tokens=[used],
+            )
+        )
+        start += size
+    return found
+
+
+#: Bytes of a float32.
+_FLOAT_BYTES: Final = 4
 
 
 #: Digits of a number of tokens; a ledger may be hostile.

@@ -19,7 +19,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -36,6 +36,12 @@ MAX_RESULT_TTL_S: Final = 30 * 24 * 3600
 MAX_STREAM_INTERVAL_MS: Final = 60_000
 
 ReplyKind = Literal["flat", "frame"]
+#: What a model does with a request: it generates tokens, or it pools a prompt into numbers.
+Task = Literal["generate", "embed", "classify", "score", "token_embed", "token_classify"]
+GENERATE: Final[Task] = "generate"
+TASKS: Final[tuple[Task, ...]] = get_args(Task)
+#: Most inputs of one request.
+MAX_INPUTS: Final = 2048
 
 _SEQUENCES: Final = (list, tuple)
 
@@ -156,6 +162,25 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
             msgspec.structs.force_setattr(self, "seed", None)
 
 
+class PoolingParams(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How to pool, by the names of ``vllm.PoolingParams``.
+
+    ``truncate_prompt_tokens`` is that of vLLM's server: a longer input is cut to so many tokens, at
+    -1 to as many as the model takes.
+    """
+
+    use_activation: bool | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    step_tag_id: TokenId | None = None
+    returned_token_ids: list[TokenId] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    truncate_prompt_tokens: CountOrAll | None = None
+
+
+#: One of several inputs: a text, token ids, or the token ids of the two texts of a pair.
+Input = str | list[TokenId | list[TokenId]]
+
+
 class ChatOptions(Struct, frozen=True, kw_only=True, gc=False):
     """Options for a chat template, by the names of ``vllm.LLM.chat``."""
 
@@ -170,15 +195,19 @@ PLAIN_CHAT: Final = ChatOptions()
 
 
 class Request(Struct, frozen=True, kw_only=True, gc=False):
-    """A client's request, immutable. It has exactly one of the three prompts."""
+    """A client's request, immutable. It has exactly one of the four prompts."""
 
     id: str
     client: str = DEFAULT_CLIENT
     tokens: bytes | None = None  # packed
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    inputs: list[Input] | None = None  # several, for a task that pools; each gets its own numbers
     model: str = ""  # the yard's only model where empty
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = SamplingParams()  # of the task `generate`
+    task: Task = GENERATE
+    pooling: PoolingParams = PoolingParams()  # of the other tasks
+    query: str = ""  # of the task `score`: what the prompt or each input is compared with
     stream: bool = False
     stream_interval_ms: int | None = None  # least time between deltas; None: the worker's
     reply_to: str = ""
@@ -203,7 +232,12 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
         """Whether replies have text: as requested, by default where the prompt was text."""
         if self.params.detokenize is not UNSET:
             return self.params.detokenize
-        return self.tokens is None
+        return self.tokens is None and not self.pools
+
+    @property
+    def pools(self) -> bool:
+        """Whether its result has numbers instead of tokens."""
+        return self.task != GENERATE
 
     @property
     def prefix_salt(self) -> str:
@@ -225,14 +259,17 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
         Coordinator and worker must compute the same number: one adds it to a load, the other
         subtracts it.
         """
+        if self.pools:
+            return self._prompt_tokens()
         answer = self.params.max_tokens or UNBOUNDED_ANSWER
         return self._prompt_tokens() + self.params.n * answer
 
     def _prompt_tokens(self) -> int:
         if self.tokens is not None:
             return len(self.tokens) // 4
-        text = self.prompt.encode() if self.prompt is not None else _encode_json(self.messages)
-        return -(-len(text) // BYTES_PER_TOKEN)
+        value = prompt_value(self)
+        size = len(value.encode() if isinstance(value, str) else value)
+        return -(-size // BYTES_PER_TOKEN)
 
 
 class Refused(Struct, frozen=True):
@@ -314,7 +351,7 @@ SYSTEM_FIELDS: Final = frozenset(
 )
 
 #: The fields that differ for each entry; the rest may be in ``common``.
-OWN_FIELDS: Final = frozenset({"id", "tokens", "prompt", "messages"})
+OWN_FIELDS: Final = frozenset({"id", "tokens", "prompt", "messages", "inputs"})
 
 _encode_json = msgspec.json.Encoder().encode
 
@@ -322,13 +359,10 @@ _encode_json = msgspec.json.Encoder().encode
 def request_fields(request: Request) -> dict[str, bytes | str | int]:
     """A request as the fields of its intake entry, without defaults."""
     fields: dict[str, bytes | str | int] = {"id": request.id, "v": WIRE_VERSION}
-    if request.tokens is not None:
-        fields["tokens"] = request.tokens
-    if request.prompt is not None:
-        fields["prompt"] = request.prompt
-    if request.messages is not None:
-        fields["messages"] = _encode_json(request.messages)
-    params = _encode_json(request.params)
+    fields[prompt_field(request)] = prompt_value(request)
+    if request.pools:
+        fields["task"] = request.task
+    params = _encode_json(request.pooling if request.pools else request.params)
     if request.stated:
         stated = {name: getattr(request.params, name) for name in request.stated}
         params = _encode_json({**msgspec.to_builtins(request.params, str_keys=True), **stated})
@@ -355,6 +389,7 @@ def request_fields(request: Request) -> dict[str, bytes | str | int]:
         "result_ttl": request.result_ttl_s if request.result_ttl_s != DEFAULT_RESULT_TTL_S else 0,
         "tenant": request.tenant,
         "session": request.session,
+        "query": request.query,
         "cache_salt": request.cache_salt,
     }
     fields.update((name, value) for name, value in plain.items() if value)
@@ -401,8 +436,22 @@ def template_of(request: Request) -> RequestTemplate:
     return RequestTemplate(request.client, field, common.decode(), size, request.deadline_ms or 0)
 
 
+PromptField = Literal["tokens", "prompt", "messages", "inputs"]
+
+
+def prompt_field(request: Request) -> PromptField:
+    """The field that holds the prompt of a request."""
+    if request.tokens is not None:
+        return "tokens"
+    if request.prompt is not None:
+        return "prompt"
+    return "messages" if request.inputs is None else "inputs"
+
+
 def prompt_value(request: Request) -> bytes | str:
     """The prompt of a request as the value of its field."""
     if request.tokens is not None:
         return request.tokens
-    return request.prompt if request.prompt is not None else _encode_json(request.messages)
+    if request.prompt is not None:
+        return request.prompt
+    return _encode_json(request.messages if request.inputs is None else request.inputs)

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import Choice
-from tokenyard.protocol.wire import Assignment
+from tokenyard.protocol.replies import Choice, ErrorInfo
+from tokenyard.protocol.wire import GENERATE, Assignment, Task
 from worker.models import ModelSpec
 
 
@@ -33,6 +33,7 @@ class EngineInfo:
     phases_s: dict[str, float] = field(default_factory=dict)  # seconds by phase of the load
     weights: str = ""  # path of the loaded checkpoint; "": the model's own
     cache_tokens: int = 0  # capacity of the prefix cache; 0: unknown or none
+    tasks: tuple[Task, ...] = (GENERATE,)
 
 
 class TokenDelta(Struct, frozen=True):
@@ -54,8 +55,20 @@ class TokenDelta(Struct, frozen=True):
     created_cache_tokens: int | None = None
 
 
+class PoolingOutput(Struct, frozen=True):
+    """What a task that pools has made of the inputs of a request; see `Result` for the fields."""
+
+    data: bytes
+    shapes: Sequence[Sequence[int] | None]
+    errors: Mapping[int, ErrorInfo]
+    input_tokens: Sequence[int]
+
+
 class Finished(Struct, frozen=True):
-    """All choices of a finished request, with the tokens of all attempts."""
+    """All choices of a finished request, with the tokens of all attempts.
+
+    A request that pools has one choice, without tokens.
+    """
 
     key: str
     choices: Sequence[Choice]
@@ -63,6 +76,7 @@ class Finished(Struct, frozen=True):
     prompt_logprobs: list[Any] | None = None
     cached_tokens: int | None = None  # of the prompt, from the prefix cache; None: unknown
     created_cache_tokens: int | None = None  # of the prompt, new in that cache
+    pooling: PoolingOutput | None = None
 
 
 class RequestError(Struct, frozen=True):

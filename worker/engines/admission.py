@@ -7,26 +7,17 @@ which ends the process on a GPU.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final, Literal
+from typing import Final
 
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.wire import Assignment, Request, SamplingParams
+from tokenyard.protocol.wire import Assignment, SamplingParams, Task
+from worker.engines import EngineInfo
 
 _SMALLEST: Final = 1.2e-38  # limits of float32, the type of parameters in engines
 _LARGEST: Final = 3.4e38
-PromptField = Literal["tokens", "prompt", "messages"]
 
 
-def prompt_field(request: Request) -> PromptField:
-    """The field that holds the prompt of a request."""
-    if request.tokens is not None:
-        return "tokens"
-    return "prompt" if request.prompt is not None else "messages"
-
-
-def check_prompt(
-    field: PromptField, tokens: Sequence[int], vocab_size: int, max_model_len: int
-) -> None:
+def check_prompt(field: str, tokens: Sequence[int], vocab_size: int, max_model_len: int) -> None:
     """Raise `InvalidRequest` for an empty, too long or out-of-vocabulary prompt.
 
     There must be room for at least one output token.
@@ -38,27 +29,33 @@ def check_prompt(
             field,
             f"has {len(tokens)} tokens; prompt and output together are at most {max_model_len}",
         )
-    _check_ids(field, tokens, vocab_size)
+    check_ids(field, tokens, vocab_size)
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
     """Raise `InvalidRequest` for token ids outside the vocabulary and numbers out of range."""
-    _check_ids("params.stop_token_ids", params.stop_token_ids or (), vocab_size)
-    _check_ids("params.logit_bias", params.logit_bias or (), vocab_size)
-    _check_ids("params.logprob_token_ids", params.logprob_token_ids or (), vocab_size)
-    _check_ids("params.trace_decode_token_ids", params.trace_decode_token_ids or (), vocab_size)
+    check_ids("params.stop_token_ids", params.stop_token_ids or (), vocab_size)
+    check_ids("params.logit_bias", params.logit_bias or (), vocab_size)
+    check_ids("params.logprob_token_ids", params.logprob_token_ids or (), vocab_size)
+    check_ids("params.trace_decode_token_ids", params.trace_decode_token_ids or (), vocab_size)
     for row in params.prompt_logprob_token_ids or ():
         named = [token for token in row if token >= 0]  # -1 is padding
-        _check_ids("params.prompt_logprob_token_ids", named, vocab_size)
+        check_ids("params.prompt_logprob_token_ids", named, vocab_size)
     if params.allowed_token_ids is not None:
         if not params.allowed_token_ids:
             raise InvalidRequest("params.allowed_token_ids", "is empty, so nothing may be said")
-        _check_ids("params.allowed_token_ids", params.allowed_token_ids, vocab_size)
+        check_ids("params.allowed_token_ids", params.allowed_token_ids, vocab_size)
     if not _SMALLEST <= params.repetition_penalty <= _LARGEST:
         raise InvalidRequest("params.repetition_penalty", "must be a float32 above zero")
     stops = [params.stop] if isinstance(params.stop, str) else params.stop or ()
     if "" in stops:
         raise InvalidRequest("params.stop", "must not contain an empty string")
+
+
+def check_task(task: Task, info: EngineInfo) -> None:
+    """Raise `InvalidRequest` for a task that is not the model's."""
+    if task not in info.tasks:
+        raise InvalidRequest("task", f"{info.model} does {', '.join(info.tasks)}, not {task}")
 
 
 def check_resumable(assignment: Assignment) -> None:
@@ -68,7 +65,8 @@ def check_resumable(assignment: Assignment) -> None:
         raise InvalidRequest("params.n", "nobody knows any more whose published tokens are")
 
 
-def _check_ids(field: str, ids: Collection[int], vocab_size: int) -> None:
+def check_ids(field: str, ids: Collection[int], vocab_size: int) -> None:
+    """Raise `InvalidRequest` for an id outside the vocabulary."""
     if not ids:
         return
     lowest, highest = min(ids), max(ids)

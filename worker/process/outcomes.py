@@ -21,7 +21,14 @@ from tokenyard.protocol.replies import (
 )
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts.answers import CancelledUse
-from worker.engines import EngineEvent, EngineInfo, Finished, RequestError, TokenDelta
+from worker.engines import (
+    EngineEvent,
+    EngineInfo,
+    Finished,
+    PoolingOutput,
+    RequestError,
+    TokenDelta,
+)
 
 
 class Run(Struct, eq=False):
@@ -208,7 +215,21 @@ def result_reply(
         logprobs=None if choice.logprobs is None else json_text(choice.logprobs),
         prompt_logprobs=None if end.prompt_logprobs is None else json_text(end.prompt_logprobs),
         choices=_choices(end),
+        **_numbers(end.pooling),
     )
+
+
+def _numbers(pooling: PoolingOutput | None) -> dict[str, Any]:
+    """The fields of a reply for what a task that pools has made."""
+    if pooling is None:
+        return {}
+    errors = json_text(pooling.errors) if pooling.errors else None
+    return {
+        "data": pooling.data,
+        "shapes": json_text(pooling.shapes),
+        "errors": errors,
+        "input_tokens": json_text(pooling.input_tokens),
+    }
 
 
 def _expired_reply(run: Run, end: Expired, provenance: str, timing: str) -> Reply:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.builders import entry_fields
-from tokenyard.client.build import RequestBuilder
+from tokenyard.client.build import PreparedRequest, RequestBuilder
 from tokenyard.protocol.digest import (
     UNREADABLE,
     entry_digest,
@@ -22,7 +22,8 @@ from tokenyard.protocol.wire import Request, prompt_value, template_of
 
 #: What decides the answer, and so is in the digest.
 DEFINING = {
-    *("tokens", "prompt", "messages", "chat", "model", "params", "stated"),
+    *("tokens", "prompt", "messages", "inputs", "chat", "model", "params", "stated"),
+    *("task", "pooling", "query"),
     *("reasoning_ended", "reasoning_parser_kwargs"),
 }
 #: What may differ when an id comes again: who asks, how the answer is brought, and how soon.
@@ -93,13 +94,44 @@ def test_each_field_of_a_request_is_either_defining_or_not() -> None:
     assert not DEFINING & INCIDENTAL
 
 
+POOLING = st.fixed_dictionaries(
+    {"task": st.sampled_from(["embed", "classify", "token_embed", "token_classify"])},
+    optional={
+        "model": TEXTS,
+        "dimensions": st.none() | st.integers(1, 9),
+        "use_activation": st.booleans(),
+        "metadata": st.dictionaries(TEXTS, TEXTS, max_size=1),
+    },
+)
+IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3)
+INPUTS = PROMPTS | st.lists(TEXTS | IDS | st.lists(IDS, min_size=2, max_size=2), min_size=1)
+
+
+@given(INPUTS, POOLING)
+def test_they_agree_on_tasks_that_pool(prompt: Any, options: dict[str, Any]) -> None:
+    agree(RequestBuilder("me", None).prepare(prompt, options))
+
+
+@given(TEXTS, st.lists(TEXTS, min_size=1, max_size=3), TEXTS)
+def test_a_score_is_another_with_another_query(query: str, inputs: Any, other: str) -> None:
+    draft = RequestBuilder("me", None).prepare(inputs, {"task": "score", "query": query})
+    agree(draft)
+    changed = RequestBuilder("me", None).prepare(inputs, {"task": "score", "query": other})
+    assert (changed.digest == draft.digest) == (query == other)
+    embedded = RequestBuilder("me", None).prepare(inputs, {"task": "embed"})
+    assert embedded.digest != draft.digest
+
+
 @given(PROMPTS, OPTIONS, CHATS)
 def test_clients_and_coordinator_agree(
     prompt: Any, options: dict[str, Any], chat: dict[str, Any]
 ) -> None:
     if isinstance(prompt, list) and isinstance(prompt[0], dict):
         options = {**options, **chat}
-    draft = RequestBuilder("me", None).prepare(prompt, options)
+    agree(RequestBuilder("me", None).prepare(prompt, options))
+
+
+def agree(draft: PreparedRequest) -> None:
     request, template = draft.request, template_of(draft.request)
     content = prompt_value(request)
     shared = {

@@ -248,7 +248,7 @@ def test_refusal_names_the_field(fields: dict[str, bytes], message: str) -> None
 def test_entry_without_a_prompt() -> None:
     found = parse_request({b"id": b"q1"})
 
-    assert found.message == "prompt: give exactly one of tokens, prompt, messages, not none"
+    assert found.message == "prompt: give exactly one of tokens, prompt, messages, inputs, not none"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from worker.engines import (
 from worker.engines.admission import check_resumable
 from worker.engines.crash_points import CrashPoint
 from worker.engines.simulated.generation import (
+    SIMULATED_TASKS,
     Generation,
     cache_salt,
     choice_so_far,
@@ -96,6 +97,7 @@ class SimulatedEngine:
             adapters=tuple(adapters),
             phases_s=phases_s or {},
             cache_tokens=self._cache.tokens,
+            tasks=SIMULATED_TASKS,
         )
 
     @property
@@ -249,6 +251,7 @@ class SimulatedEngine:
             generation.choices,
             generation.prompt_tokens,
             cached_tokens=generation.cached_tokens,
+            pooling=generation.pooling,
         )
 
     def _advance(self, generation: Generation, events: list[EngineEvent]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import shake_128
@@ -9,19 +11,23 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.replies import Choice
+from tokenyard.protocol.errors import Code, InvalidRequest
+from tokenyard.protocol.replies import Choice, ErrorInfo
 from tokenyard.protocol.wire import (
+    GENERATE,
     PLAIN_CHAT,
     Assignment,
     Request,
     SamplingParams,
+    Task,
     pack_tokens,
+    prompt_field,
     unpack_tokens,
 )
-from worker.engines import EngineInfo, TokenDelta
-from worker.engines.admission import PromptField, check_params, check_prompt, prompt_field
+from worker.engines import EngineInfo, PoolingOutput, TokenDelta
+from worker.engines.admission import check_params, check_prompt, check_task
 
 #: Number of cached prompts and answers. Benchmarks repeat them, and there the engine simulates a
 #: device, which must cost the CPU nothing.
@@ -45,6 +51,7 @@ class Generation(Struct, eq=False):
     is_poison: bool = False
     is_faulty: bool = False
     cached_tokens: int | None = None  # of the prompt, when the request joined the batch
+    pooling: PoolingOutput | None = None  # of a task that pools; then it makes no tokens
 
     def change(self, info: EngineInfo, salt: bytes) -> None:
         """Keep the tokens made so far, and compute the rest with other weights."""
@@ -99,6 +106,9 @@ def choice_so_far(choice: Choice, made: int) -> Choice:
 def start_generation(assignment: Assignment, info: EngineInfo, salt: bytes) -> Generation:
     """Compute the answer; raises `InvalidRequest`. ``salt`` depends on the weights."""
     request = assignment.request
+    check_task(request.task, info)
+    if request.pools:
+        return _start_pooling(assignment, info, salt)
     packed = tokenize(request)
     field = prompt_field(request)
     known = info.vocab_size if field == "tokens" else _BYTES
@@ -124,6 +134,59 @@ def start_generation(assignment: Assignment, info: EngineInfo, salt: bytes) -> G
     )
 
 
+#: The numbers of an input, by task.
+_NUMBERS: Final[dict[Task, int]] = {"embed": 8, "classify": 2}
+SIMULATED_TASKS: Final[tuple[Task, ...]] = (GENERATE, *_NUMBERS)
+
+
+def _start_pooling(assignment: Assignment, info: EngineInfo, salt: bytes) -> Generation:
+    """Numbers from a hash of each input: words of 32 bits, from 0 to 1."""
+    request = assignment.request
+    count = _NUMBERS[request.task]
+    shapes: list[list[int] | None] = []
+    data, errors, used = b"", dict[int, ErrorInfo](), list[int]()
+    for index, one in enumerate(request.inputs or [""]):
+        own = replace(
+            request,
+            inputs=None,
+            prompt=one if isinstance(one, str) else None,
+            tokens=None if isinstance(one, str) else pack_tokens(itertools.chain(*_halves(one))),
+        )
+        try:
+            packed = tokenize(own if request.inputs else request)
+            known = _BYTES if isinstance(one, str) and request.tokens is None else info.vocab_size
+            field = prompt_field(request)
+            name = f"inputs[{index}]" if request.inputs else field
+            tokens = _checked(name, packed, known, info.max_model_len)
+        except InvalidRequest as error:
+            if not request.inputs:
+                raise
+            errors[index] = ErrorInfo(Code.INVALID_REQUEST, str(error))
+            shapes.append(None)
+            used.append(0)
+            continue
+        words = shake_128(salt + packed + request.task.encode()).digest(4 * count)
+        data += array("f", [word / 2**32 for word in memoryview(words).cast("I")]).tobytes()
+        shapes.append([count])
+        used.append(tokens)
+    return Generation(
+        key=assignment.entry,
+        request=request,
+        prompt_tokens=sum(used),
+        streams=False,
+        choices=[Choice(0, [])],
+        longest=0,
+        made=0,
+        resumed_at=0,
+        published=[0],
+        pooling=PoolingOutput(data, shapes, errors, used),
+    )
+
+
+def _halves(one: list[Any]) -> list[list[int]]:
+    return one if isinstance(one[0], list) else [one]
+
+
 def _published(assignment: Assignment) -> list[list[int]]:
     """The published tokens of each choice; nearly always none."""
     count = assignment.request.params.n
@@ -143,7 +206,7 @@ def _made_of_all(published: list[list[int]], choices: list[Choice]) -> int:
 
 
 @lru_cache(maxsize=KEPT)
-def _checked(field: PromptField, packed: bytes, known: int, max_model_len: int) -> int:
+def _checked(field: str, packed: bytes, known: int, max_model_len: int) -> int:
     """The number of tokens of a prompt; raises like `check_prompt`."""
     prompt = unpack_tokens(packed)
     check_prompt(field, prompt, known, max_model_len)
@@ -156,6 +219,8 @@ def tokenize(request: Request) -> bytes:
         return request.tokens
     if request.prompt is not None:
         return pack_tokens(list(request.prompt.encode()))
+    if request.inputs is not None:
+        return pack_tokens(list(msgspec.json.encode(request.inputs)))
     chat: list[Any] = [request.messages]
     if request.chat != PLAIN_CHAT:
         chat.append(request.chat)

@@ -210,4 +210,6 @@ def _nested(spec: ModelSpec) -> dict[str, Any]:
     given = dict(spec.engine_args)
     if isinstance(given.get("reasoning_config"), dict):
         given["reasoning_config"] = vllm.config.ReasoningConfig(**given["reasoning_config"])
+    if isinstance(given.get("pooler_config"), dict):
+        given["pooler_config"] = vllm.config.PoolerConfig(**given["pooler_config"])
     return given

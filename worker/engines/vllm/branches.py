@@ -77,6 +77,11 @@ class Branch:
         return f"{self.asked.key}#{self.index}"
 
     @property
+    def ends_request(self) -> bool:
+        """Whether nothing of the request is left to run."""
+        return self.branches.is_over
+
+    @property
     def is_finished(self) -> bool:
         """Whether this choice has ended."""
         return self.answer.is_finished

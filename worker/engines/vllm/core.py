@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from vllm import PoolingParams
 from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
@@ -249,19 +250,21 @@ class Core:
 
     def _warm_up(self) -> None:
         """Run a greedy and a sampled request, so that the first real request loads nothing."""
-        tokens = [min(1, self.config.model_config.get_vocab_size() - 1)]
+        model = self.config.model_config
+        tokens = [min(1, model.get_vocab_size() - 1)]
         for number, temperature in enumerate((0.0, 1.0)):
-            params = build_params(
+            sampling = build_params(
                 SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True),
                 streams=False,
                 detokenize=False,
             )
+            pooling = self._pooling_params() if model.runner_type == "pooling" else None
             request = EngineCoreRequest(
                 request_id=f"{_WARM_UP}-{number}",
                 prompt_token_ids=tokens,
                 mm_features=None,
-                sampling_params=params,
-                pooling_params=None,
+                sampling_params=None if pooling else sampling,
+                pooling_params=pooling,
                 arrival_time=clock.wall(),
                 lora_request=None,
                 cache_salt=None,
@@ -270,6 +273,13 @@ class Core:
             self.add(self.preprocess(request))
         while self.has_work:
             self.step()
+
+    def _pooling_params(self) -> PoolingParams:
+        """The parameters of a request for the model's own task."""
+        model = self.config.model_config
+        params = PoolingParams(task=model.get_pooling_task(self.supported_tasks()))
+        params.verify(model)
+        return params
 
     def _folder(self, weights: str) -> str:
         return weights or folder_of(self.spec.path, self.spec.revision)

@@ -28,6 +28,8 @@ from worker.engines.vllm.core import Core, CoreClient, CoreInfo
 
 log = logging.getLogger("tokenyard.worker.core")
 
+#: Larger arrays of outputs are parts of their own, which saves a copy and costs a call.
+_INLINE_BYTES: Final = 64 * 1024
 _RETRY_S: Final = 0.02
 _FAULT_S: Final = 2.0
 #: Errors of a core that a front tells apart; of others only the name and the text pass.
@@ -74,7 +76,8 @@ class Frames:
             if len(parts) == 1:
                 self._connection.send_bytes(b"".join((bytes((kind, 1)), parts[0])))
                 return
-            self._connection.send_bytes(bytes((kind, len(parts))))
+            # A step may have an array for each of hundreds of requests.
+            self._connection.send_bytes(bytes((kind, 0)) + len(parts).to_bytes(4, "little"))
             for part in parts:
                 self._connection.send_bytes(part)
 
@@ -85,9 +88,9 @@ class Frames:
     def receive(self) -> tuple[Kind, list[Any]]:
         """The next frame; raises `EOFError` or `OSError` where the other side is gone."""
         first = self._connection.recv_bytes()
-        count = first[1]
-        if count == 1:
+        if first[1]:
             return Kind(first[0]), [memoryview(first)[2:]]
+        count = int.from_bytes(first[2:], "little")
         return Kind(first[0]), [self._connection.recv_bytes() for _ in range(count)]
 
     def close(self) -> None:
@@ -273,7 +276,7 @@ class CoreServer:
         self.inbox.put((kind, value, frames))
 
     def _send(self) -> None:
-        encoder = MsgpackEncoder()
+        encoder = MsgpackEncoder(size_threshold=_INLINE_BYTES)
         while True:
             kind, value, frames = self._outbox.get()
             try:

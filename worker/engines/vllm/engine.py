@@ -19,9 +19,9 @@ from vllm.v1.executor.abstract import Executor
 
 from tokenyard import clock
 from tokenyard.protocol.errors import Code, InvalidRequest
-from tokenyard.protocol.wire import Assignment, SamplingParams
+from tokenyard.protocol.wire import GENERATE, Assignment, SamplingParams, prompt_field
 from worker.engines import EngineEvent, EngineInfo, Finished, RequestError, Unsupported
-from worker.engines.admission import check_params, check_prompt, check_resumable, prompt_field
+from worker.engines.admission import check_params, check_prompt, check_resumable, check_task
 from worker.engines.logprobs import wanted
 from worker.engines.resume import Way, choose_way
 from worker.engines.vllm.arguments import cache_tokens
@@ -43,7 +43,8 @@ from worker.engines.vllm.collectors import (
 )
 from worker.engines.vllm.core import CoreLink
 from worker.engines.vllm.grammars import GrammarLimits, check_grammar
-from worker.engines.vllm.params import ParamsMaker, refusal
+from worker.engines.vllm.params import ParamsMaker, reason_of, refusal
+from worker.engines.vllm.pooling_answer import PooledPart
 from worker.engines.vllm.reasoning import Reasoning
 from worker.engines.vllm.request import EngineRequest
 from worker.engines.vllm.sleep import LEVELS, can_sleep
@@ -53,6 +54,8 @@ from worker.models import ModelSpec
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
+
+    from worker.engines.vllm.pooling import Pooling
 
 logger = logging.getLogger("tokenyard.worker")
 
@@ -99,6 +102,7 @@ class VllmEngine:
         self._tokenizer = ModelTokenizer(self._engine, model)
         self._max_model_len: int = model.max_model_len
         self._vocab_size: int = model.get_vocab_size()
+        self._pooling = _pooling(self._engine) if model.runner_type == "pooling" else None
         self._reasoning = Reasoning(config, self._tokenizer.of_vllm)
         self._cache_tokens = cache_tokens(config)
         self._phases_s = info.phases_s
@@ -119,6 +123,7 @@ class VllmEngine:
             phases_s=dict(self._phases_s),
             weights=self._weights,
             cache_tokens=self._cache_tokens,
+            tasks=self._pooling.tasks if self._pooling else (GENERATE,),
         )
 
     def listen(self, wake: Callable[[], None]) -> None:
@@ -132,7 +137,11 @@ class VllmEngine:
     def add(self, assignment: Assignment) -> None:
         """Add a request; see `worker.engines.Engine.add`."""
         request, params = assignment.request, assignment.request.params
+        check_task(request.task, self.info)
         check_resumable(assignment)
+        if request.pools:
+            self._pool(assignment)
+            return
         check_params(params, self._vocab_size)
         check_grammar(params, self._limits)
         self._reasoning.check(request)
@@ -210,7 +219,7 @@ class VllmEngine:
                 del self._answers[output.request_id]
                 if not output.finished:
                     self._engine.abort_request([output.request_id])
-                if isinstance(answer, Branch) and answer.branches.is_over:
+                if isinstance(answer, Branch | PooledPart) and answer.ends_request:
                     self.abort([answer.asked.key])
         return events
 
@@ -251,6 +260,41 @@ class VllmEngine:
         if engine is not None:
             del engine
             self._link.call("close", self._asleep)
+
+    def _pool(self, assignment: Assignment) -> None:
+        """Run the inputs of a request that pools, each as a request of vLLM."""
+        engine, pooling, request = self._open(), self._pooling, assignment.request
+        if pooling is None:
+            raise AssertionError("a request that pools came to a model that does not")
+        if self._asleep:
+            raise RuntimeError("the engine sleeps; wake it first")
+        tokens = self._tokenizer.prompt(assignment) if request.messages is not None else []
+        answer = pooling.prepare(EngineRequest.of(assignment, tokens))
+        lora = self._adapters.get(request.model)
+        ids = self._branches[assignment.entry] = []
+        for part in answer.parts:
+            one = PooledPart(answer, part)
+            try:
+                engine.add_request(
+                    one.request_id,
+                    part.prompt,
+                    part.params,
+                    lora_request=lora,
+                    priority=request.priority,
+                )
+            except Exception as error:  # noqa: BLE001 - no common base class in all versions
+                engine.abort_request([one.request_id])  # vLLM may have added part of it
+                try:
+                    answer.refuse(part.index, reason_of(error))
+                except InvalidRequest:
+                    self.abort([assignment.entry])
+                    raise
+                continue
+            ids.append(one.request_id)
+            self._answers[one.request_id] = one
+        if answer.is_over:
+            self.abort([assignment.entry])
+            self._ready.append(answer.end())
 
     def _start(self, asked: EngineRequest, way: Way) -> None:
         """Run a request from its first token."""
@@ -392,3 +436,13 @@ class VllmEngine:
         if self._engine is None:
             raise RuntimeError("the engine is closed")
         return self._engine
+
+
+def _pooling(engine: LLMEngine) -> Pooling:
+    """The tasks of a model that pools; raises `Unsupported`."""
+    try:
+        from worker.engines.vllm.pooling import Pooling  # older versions lack what it imports
+    except ImportError as error:
+        why = f"vLLM {vllm.__version__} is too old for a model that pools; install 0.32: {error}"
+        raise Unsupported(why) from error
+    return Pooling(engine)

@@ -97,8 +97,13 @@ def _repetition_detection(asked: dict[str, Any]) -> Any:
 
 def refusal(error: Exception, params: SamplingParams) -> InvalidRequest:
     """Convert vLLM's error to ours, with the field if the error shows it."""
-    message = str(error.args[0]) if error.args else str(error)
-    return InvalidRequest(_field(error, message, params), message[:1000])
+    message = reason_of(error)
+    return InvalidRequest(_field(error, message, params), message)
+
+
+def reason_of(error: Exception) -> str:
+    """The text of vLLM's error, without what its classes add, and not too long."""
+    return (str(error.args[0]) if error.args else str(error))[:1000]
 
 
 def _field(error: Exception, message: str, params: SamplingParams) -> str:

@@ -1,8 +1,11 @@
 -- What the parameters of an untrusted request ask for: its model, and the tokens that it may generate in
--- all its choices; nil for as many as the model allows. `fields` has `model` and `params` (JSON), `info` is
+-- all its choices; nil for as many as the model allows. `fields` has `model`, `task` and `params` (JSON), `info` is
 -- the key with what the models file sets for requests that do not say it.
 local function asked_of(fields, info)
   local USUAL = 16 -- where neither says it
+  if (fields['task'] or 'generate') ~= 'generate' then
+    return {model = fields['model'] or '', most = 0, choices = 1}
+  end
   local is_read, params = pcall(cjson.decode, fields['params'] or '{}')
   if not is_read or type(params) ~= 'table' then params = {} end
   local model, own = fields['model'] or '', {}

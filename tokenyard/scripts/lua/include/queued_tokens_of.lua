@@ -3,7 +3,8 @@
 -- of a chat counts what else its template is given; all of these may stand among the common fields.
 local queued_tokens_of
 do
-  local PROMPTS, OF_CHATS = {'tokens', 'prompt', 'messages'}, {'tools', 'documents', 'chat_template_kwargs'}
+  local PROMPTS = {'tokens', 'prompt', 'messages', 'inputs'}
+  local OF_CHATS = {'tools', 'documents', 'chat_template_kwargs'}
   local IS_OF_CHATS = {tools = true, documents = true, chat_template_kwargs = true}
   -- The last common fields with and without any of these, which a burst has in each of its requests.
   local read, named, plain = '', {}, nil
@@ -48,7 +49,7 @@ do
     local size, common, has_more
     for i = 1, #fields, 2 do
       local name = fields[i]
-      if name == 'tokens' or name == 'prompt' then
+      if name == 'tokens' or name == 'prompt' or name == 'inputs' then
         return math.max(1, math.floor(#fields[i + 1] / 4))
       elseif name == 'messages' then
         size = #fields[i + 1]
