@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from gateway.responses.api import ResponsesApi
 
 routes = Routes()
-_STREAM: Final[dict[str, Any]] = {"is_stream": True, "takes": ("generating_headers",)}
+_TAKES: Final[dict[str, Any]] = {"takes": ("generating_headers",)}
+_STREAM: Final[dict[str, Any]] = {"is_stream": True, **_TAKES}
+#: What needs only a tokenizer.
+_FOR_ANY_TASK: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 
 
 class GenerationApi:
@@ -95,6 +98,55 @@ class GenerationApi:
     @routes("POST /v1/responses", "responses", body="ResponseRequest", answer="Response", **_STREAM)
     async def create_response(self, call: Call) -> None:
         """Make a response."""
+        await self._answer(call)
+
+    @routes(
+        "POST /v1/embeddings", "pooling", body="EmbeddingRequest", answer="Embeddings", **_TAKES
+    )
+    async def create_embedding(self, call: Call) -> None:
+        """Embed texts."""
+        await self._answer(call)
+
+    @routes(
+        "POST /v2/embed", "pooling", body="CohereEmbedRequest", answer="CohereEmbeddings", **_TAKES
+    )
+    async def create_cohere_embedding(self, call: Call) -> None:
+        """Embed texts, in Cohere's form."""
+        await self._answer(call)
+
+    @routes("POST /pooling", "pooling", body="PoolingRequest", answer="Pooling", **_TAKES)
+    async def create_pooling(self, call: Call) -> None:
+        """Pool texts, as the model does."""
+        await self._answer(call)
+
+    @routes("POST /classify", "pooling", body="ClassificationRequest", answer="Classes", **_TAKES)
+    async def create_classify(self, call: Call) -> None:
+        """Classify texts."""
+        await self._answer(call)
+
+    @routes("POST /score", "pooling", body="ScoreRequest", answer="Scores", **_TAKES)
+    async def create_score(self, call: Call) -> None:
+        """Score pairs of texts."""
+        await self._answer(call)
+
+    @routes("POST /v1/score", "pooling", body="ScoreRequest", answer="Scores", **_TAKES)
+    async def create_score_v1(self, call: Call) -> None:
+        """Score pairs of texts."""
+        await self._answer(call)
+
+    @routes("POST /rerank", "pooling", body="RerankRequest", answer="Ranks", **_TAKES)
+    async def do_rerank(self, call: Call) -> None:
+        """Order documents by how well they answer a query."""
+        await self._answer(call)
+
+    @routes("POST /v1/rerank", "pooling", body="RerankRequest", answer="Ranks", **_TAKES)
+    async def do_rerank_v1(self, call: Call) -> None:
+        """Order documents by how well they answer a query."""
+        await self._answer(call)
+
+    @routes("POST /v2/rerank", "pooling", body="RerankRequest", answer="Ranks", **_TAKES)
+    async def do_rerank_v2(self, call: Call) -> None:
+        """Order documents by how well they answer a query."""
         await self._answer(call)
 
     @routes(
@@ -159,6 +211,8 @@ class GenerationApi:
         parsed = await self._bodies.parse(raw, client)
         profile = find_model(self._models, parsed.value, call.principal.may_use)
         STATE.set(await self._front_ends.state_of(profile))
+        if call.path not in _FOR_ANY_TASK:
+            self._front_ends.check_path(profile, call.path)
         scope = {**call.scope, BODY: parsed}
         return replace(call, scope=scope, receive=replay(raw, call.receive)), profile
 

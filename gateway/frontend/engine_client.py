@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.serve import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
-from vllm.outputs import RequestOutput
+from vllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm.renderers import renderer_from_config
 from vllm.renderers.chat_utils import BaseMultiModalItemTracker
 from vllm.sampling_params import RequestOutputKind
@@ -22,14 +22,16 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from gateway.frontend.outputs import OutputStream, whole_output
 from gateway.frontend.params import check_constraint, wire_params
+from gateway.frontend.pooling import InputGroup, tasks_of, wire_input, wire_pooling
 from gateway.frontend.side import each_at_home, end_turn, tell_home
 from gateway.http.context import RequestContext, current
 from gateway.http.errors import GatewayError, of_result, unavailable
 from tokenyard.process.threads import run_deep
 from tokenyard.protocol.errors import TokenyardError
-from tokenyard.protocol.replies import to_result
+from tokenyard.protocol.replies import Result, to_result
 from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES
-from tokenyard.protocol.wire import Request, pack_tokens
+from tokenyard.protocol.wire import TASKS as WIRE_TASKS
+from tokenyard.protocol.wire import PoolingParams, Request, Task, pack_tokens
 
 if TYPE_CHECKING:
     import vllm
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from gateway.queue.yard import YardQueue
 
 
-TASKS: tuple[SupportedTask, ...] = ("generate",)
 _TEXT_ONLY: Final = "models here take text only"
 
 
@@ -82,6 +83,8 @@ class QueueEngineClient(EngineClient):
         self.renderer = renderer_from_config(config)
         tokenize_short_inline(self.renderer)
         self.input_processor = InputProcessor(config, self.renderer)
+        self.tasks = tasks_of(self.model_config)
+        self._groups: dict[tuple[Any, ...], InputGroup] = {}
         self._model = model
         self._queue = queue
         self._stated = stated
@@ -106,14 +109,14 @@ class QueueEngineClient(EngineClient):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Submit a tokenized request and yield its outputs; errors also settle the ticket."""
         context = current()
-        try:
+        with _settling(context):
             check_constraint(sampling_params, self._max_grammar_bytes)
             process = functools.partial(
                 self.input_processor.process_inputs,
                 request_id,
                 prompt,
                 sampling_params,
-                TASKS,
+                self.tasks,
                 tokenization_kwargs=tokenization_kwargs,
                 trace_headers=trace_headers,
                 priority=priority,
@@ -136,18 +139,70 @@ class QueueEngineClient(EngineClient):
             async with aclosing(self._answer(context, request, core, params, text)) as outputs:
                 async for output in outputs:
                     yield output
-        except GatewayError as error:
-            has_begun = context.ticket.decided.is_set()
-            tell_home(context.ticket.fail, error)
-            if has_begun:  # vLLM writes the status into the stream
-                raise GracefulHTTPError(error.message, HTTPStatus(error.status)) from error
-            raise
-        except TokenyardError as error:
-            tell_home(context.ticket.fail, unavailable(str(error)))
-            raise
-        except (ValueError, VLLMClientError) as error:  # vLLM's validation
-            tell_home(context.ticket.fail, _refused(error))
-            raise
+
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: vllm.PoolingParams,
+        request_id: str,
+        lora_request: LoRARequest | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        reasoning_ended: bool | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """Submit a tokenized input, with others of its HTTP request, and yield its output."""
+        context = current()
+        with _settling(context):
+            core = self.input_processor.process_inputs(
+                request_id,
+                prompt,
+                pooling_params,
+                self.tasks,
+                tokenization_kwargs=tokenization_kwargs,
+                trace_headers=trace_headers,
+                priority=priority,
+            )
+            core.lora_request = lora_request
+            params = wire_pooling(core.pooling_params or pooling_params)
+            task = (core.pooling_params or pooling_params).task
+            key = context.durable_id, lora_request and lora_request.lora_name, task, repr(params)
+            group = self._groups.get(key)
+            if group is None:
+                ask = functools.partial(self._pool, context, params, priority, trace_headers)
+                group = self._groups[key] = InputGroup(ask)
+            output = await group.output_of(core, lambda: self._end_group(key))
+        yield output
+
+    def _end_group(self, key: tuple[Any, ...]) -> None:
+        del self._groups[key]
+        end_turn()
+
+    async def _pool(
+        self,
+        context: RequestContext,
+        params: PoolingParams,
+        priority: int,
+        trace_headers: Mapping[str, str] | None,
+        parts: list[EngineCoreRequest],
+    ) -> Result:
+        """Submit inputs as one request, and wait for its result."""
+        first = parts[0]
+        request = Request(
+            task=_task_of(first),
+            inputs=[wire_input(part) for part in parts],
+            pooling=params,
+            **self._shared(context, first, "", priority, trace_headers),
+        )
+        async with aclosing(each_at_home(self._queue.ask(request, context))) as replies:
+            async for reply in replies:
+                if reply.event == "result":
+                    result = to_result(reply)
+                    context.timing = result.timing
+                    if not result.ok:
+                        raise of_result(result.error)
+                    return result
+        raise AssertionError("the replies of a request end with its result")
 
     def _request(
         self,
@@ -158,33 +213,46 @@ class QueueEngineClient(EngineClient):
         priority: int,
         trace_headers: Mapping[str, str] | None,
     ) -> Request:
-        if core.prompt_token_ids is None or core.mm_features:
-            raise GatewayError(400, _TEXT_ONLY)
-        if priority < 0 and not context.may_go_first:
-            raise GatewayError(403, "this key may not use a negative priority", param="priority")
         is_stream = params.output_kind is RequestOutputKind.DELTA
         # The text of a stream is made here, token by token.
         detokenize = params.detokenize and (
             not is_stream or bool(params.stop) or params.logprobs is not None
         )
         return Request(
-            id=core.request_id,
-            client=context.client,
-            tokens=pack_tokens(core.prompt_token_ids),
-            model=core.lora_request.lora_name if core.lora_request else self._model,
+            tokens=pack_tokens(core.prompt_token_ids or ()),
             params=wire_params(params, detokenize=detokenize),
             # A stream that shows its prompt begins with what only the result has.
             stream=is_stream and params.prompt_logprobs is None,
             stream_interval_ms=context.stream_interval_ms,
-            priority=priority,
-            deadline_ms=context.deadline_ms,
-            result_ttl_s=context.keep_s,
-            tenant=context.tenant,
-            session=session_id or "",
-            metadata=dict(trace_headers or {}),
             stated=self._stated,
-            cache_salt=core.cache_salt or "",
+            **self._shared(context, core, session_id or "", priority, trace_headers),
         )
+
+    def _shared(
+        self,
+        context: RequestContext,
+        core: EngineCoreRequest,
+        session: str,
+        priority: int,
+        trace_headers: Mapping[str, str] | None,
+    ) -> dict[str, Any]:
+        """The fields of a request that do not depend on its task; raises `GatewayError`."""
+        if core.prompt_token_ids is None or core.mm_features:
+            raise GatewayError(400, _TEXT_ONLY)
+        if priority < 0 and not context.may_go_first:
+            raise GatewayError(403, "this key may not use a negative priority", param="priority")
+        return {
+            "id": core.request_id,
+            "client": context.client,
+            "model": core.lora_request.lora_name if core.lora_request else self._model,
+            "priority": priority,
+            "deadline_ms": context.deadline_ms,
+            "result_ttl_s": context.keep_s,
+            "tenant": context.tenant,
+            "session": session,
+            "metadata": dict(trace_headers or {}),
+            "cache_salt": core.cache_salt or "",
+        }
 
     async def _answer(
         self,
@@ -215,8 +283,8 @@ class QueueEngineClient(EngineClient):
         """Nothing: closing the generator of a request cancels it."""
 
     async def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
-        """Text generation only."""
-        return TASKS
+        """What the model does, as far as its configuration shows."""
+        return self.tasks
 
     async def check_health(self) -> None:
         """Always healthy: the gateway's own probes look at the broker."""
@@ -266,7 +334,6 @@ class QueueEngineClient(EngineClient):
 
     # What vLLM's server may ask of an engine, and no gateway can do.
 
-    encode: Any = _refuses("pooling")
     start_profile: Any = _refuses("profiles")
     stop_profile: Any = _refuses("profiles")
     reset_mm_cache: Any = _refuses("caches")
@@ -285,6 +352,34 @@ class QueueEngineClient(EngineClient):
     async def is_paused(self) -> bool:
         """The gateway never pauses."""
         return False
+
+
+@contextmanager
+def _settling(context: RequestContext) -> Iterator[None]:
+    """Errors also settle the ticket of the HTTP request."""
+    try:
+        yield
+    except GatewayError as error:
+        has_begun = context.ticket.decided.is_set()
+        tell_home(context.ticket.fail, error)
+        if has_begun:  # vLLM writes the status into the stream
+            raise GracefulHTTPError(error.message, HTTPStatus(error.status)) from error
+        raise
+    except TokenyardError as error:
+        tell_home(context.ticket.fail, unavailable(str(error)))
+        raise
+    except (ValueError, VLLMClientError) as error:  # vLLM's validation
+        tell_home(context.ticket.fail, _refused(error))
+        raise
+
+
+def _task_of(core: EngineCoreRequest) -> Task:
+    """The task of a request that pools; raises `GatewayError` for one that the wire lacks."""
+    name = core.pooling_params and core.pooling_params.task
+    for task in WIRE_TASKS:
+        if task == name:
+            return task
+    raise GatewayError(400, f"the task {name!r} does not go through the queue", param="task")
 
 
 def _refused(error: Exception) -> GatewayError:

@@ -22,7 +22,7 @@ from prometheus_fastapi_instrumentator.middleware import PrometheusInstrumentato
 from starlette.datastructures import State
 from starlette.middleware.cors import CORSMiddleware
 from vllm import AsyncEngineArgs
-from vllm.config import ReasoningConfig, VllmConfig
+from vllm.config import PoolerConfig, ReasoningConfig, VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
@@ -31,8 +31,9 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from gateway.frontend import derived
 from gateway.frontend.door import open_door
-from gateway.frontend.engine_client import TASKS, QueueEngineClient, take_text_only
+from gateway.frontend.engine_client import QueueEngineClient, take_text_only
 from gateway.frontend.params import bound_constraints
+from gateway.frontend.pooling import check_path
 from gateway.http.context import CURRENT
 from gateway.http.errors import GatewayError, unavailable
 from gateway.profile import ModelProfile
@@ -51,6 +52,10 @@ _AT_ONCE: Final = 3
 #: Each event of a stream would pass them: vLLM's metrics, which nobody can read here, and CORS,
 #: which is off.
 _UNWANTED: Final[tuple[Any, ...]] = (PrometheusInstrumentatorMiddleware, CORSMiddleware)
+#: vLLM adds them to an app for one model, which pools.
+_POOLING_ROUTERS: Final = tuple(
+    f"{name}.api_router" for name in ("embed", "pooling", "classify", "scoring")
+)
 #: The front end of the request that is being served.
 STATE: ContextVar[State] = ContextVar("gateway_state")
 
@@ -112,6 +117,8 @@ def serve_args(profile: ModelProfile) -> Namespace:
     args.served_model_name = [profile.name]
     args.enable_log_requests = False
     args.disable_log_stats = True
+    # vLLM's would cache a query in one worker; those of a yard share nothing.
+    args.enable_flash_late_interaction = False
     # Nothing here reads a picture, so none of its libraries is needed.
     args.language_model_only = True
     # An adapter's files are the workers' concern: a request only names it.
@@ -126,6 +133,8 @@ def model_state(
 ) -> tuple[Namespace, QueueEngineClient]:
     """Read a model's configuration, tokenizer and templates; takes up to a second."""
     args = serve_args(profile)
+    if isinstance(args.pooler_config, dict):
+        args.pooler_config = PoolerConfig(**args.pooler_config)
     engine_args = AsyncEngineArgs.from_cli_args(args)
     config = engine_args.create_model_config()
     config.quantization = None  # only weights need it
@@ -198,6 +207,12 @@ class FrontEnds:
         """Of vLLM."""
         return str(vllm.__version__)
 
+    def check_path(self, profile: ModelProfile, path: str) -> None:
+        """Raises `GatewayError` where a model whose state is made cannot answer at a path."""
+        one = self._find(profile)
+        if one is not None:
+            check_path(path, profile.name, one.state.result().engine_client.tasks)
+
     def max_model_len(self, profile: ModelProfile) -> int | None:
         """Tokens of prompt and answer together; None where it is not known yet."""
         one = self._find(profile)
@@ -235,7 +250,7 @@ class FrontEnds:
             # vLLM's own has random parts: no two gateways would have the same.
             if not {"fingerprint_mode", "fingerprint_value"} & profile.arguments.keys():
                 args.fingerprint_mode, args.fingerprint_value = "custom", profile.fingerprint
-            await init_app_state(client, state, args, TASKS)
+            await init_app_state(client, state, args, client.tasks)
             derived.replace_modules()  # vLLM imports an endpoint's modules when it needs them
         return state
 
@@ -294,7 +309,9 @@ def _build() -> FastAPI:
 def _build_app() -> FastAPI:
     args = default_args()
     args.disable_fastapi_docs = True
-    app = build_app(args, TASKS)
+    app = build_app(args, ("generate",))
+    for module in _POOLING_ROUTERS:
+        app.include_router(importlib.import_module(f"vllm.entrypoints.pooling.{module}").router)
     app.user_middleware = [one for one in app.user_middleware if one.cls not in _UNWANTED]
     app.middleware_stack = app.build_middleware_stack()  # vLLM may have built it already
     return app

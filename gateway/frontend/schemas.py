@@ -14,6 +14,10 @@ from vllm.entrypoints.anthropic import protocol as anthropic
 from vllm.entrypoints.openai.chat_completion import protocol as chat
 from vllm.entrypoints.openai.completion import protocol as completion
 from vllm.entrypoints.openai.responses import protocol as responses
+from vllm.entrypoints.pooling.classify import protocol as classes
+from vllm.entrypoints.pooling.embed import protocol as embeddings
+from vllm.entrypoints.pooling.pooling import protocol as pooling
+from vllm.entrypoints.pooling.scoring import protocol as scoring
 from vllm.entrypoints.serve.tokenize import protocol as tokens
 
 from gateway.http.records import MAX_KEY
@@ -28,6 +32,13 @@ CompletionRequest, Completion = completion.CompletionRequest, completion.Complet
 ResponseRequest, Response = responses.ResponsesRequest, responses.ResponsesResponse
 TokenizeRequest, TokenizeResponse = tokens.TokenizeRequest, tokens.TokenizeResponse
 DetokenizeRequest, DetokenizeResponse = tokens.DetokenizeRequest, tokens.DetokenizeResponse
+EmbeddingRequest, Embeddings = embeddings.EmbeddingRequest, embeddings.EmbeddingResponse
+CohereEmbedRequest = embeddings.CohereEmbedRequest
+CohereEmbeddings = embeddings.CohereEmbedResponse
+PoolingRequest, Pooling = pooling.PoolingRequest, pooling.PoolingResponse
+ClassificationRequest, Classes = classes.ClassificationRequest, classes.ClassificationResponse
+ScoreRequest, Scores = scoring.ScoreRequest, scoring.ScoreResponse
+RerankRequest, Ranks = scoring.RerankRequest, scoring.RerankResponse
 T = TypeVar("T")
 
 

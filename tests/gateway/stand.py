@@ -17,10 +17,13 @@ import httpx
 
 from tests.gateway.forked import ForkedGateway
 from tests.gateway.speaker import MAX_LEN, write_speaker
+from tests.support.pooling_models import Kind, write_pooling_model
 from tests.support.processes import ROOT, Plant, Program
 from tests.support.servers import Server, free_port
 from tests.support.waiting import eventually
 
+#: Models that pool, which have the names of their kinds.
+POOLING: tuple[Kind, ...] = ("bert", "cross")
 MODELS = ROOT / "examples" / "arithmetic" / "models"
 NAMES = ("adder", "subtractor", "speaker")
 #: Time for vLLM to be imported on busy cores, and a model to be loaded.
@@ -80,7 +83,8 @@ class Stand:
         self.speaker = write_speaker(folder / "speaker")
         self.files = folder / "files"
         self._models = folder / "models.toml"
-        self._models.write_text(_models_file(self.speaker))
+        self.pooling = {kind: write_pooling_model(kind, folder / kind) for kind in POOLING}
+        self._models.write_text(_models_file(self.speaker, self.pooling))
         self._doors: list[Door] = []
         self.coordinators: list[Program] = []
         self.own_server: OwnServer | None = None
@@ -159,9 +163,10 @@ class Stand:
         return self.coordinators[number]
 
 
-def _models_file(speaker: Path) -> str:
+def _models_file(speaker: Path, pooling: Mapping[Kind, Path]) -> str:
+    tables = "".join(f'[models.{kind}]\npath = "{path}"\n\n' for kind, path in pooling.items())
     arguments = "\n".join(f"{name} = {json.dumps(value)}" for name, value in SERVE_ARGS.items())
-    return f"""
+    return f"""{tables}
 [defaults]
 dtype = "{_ENGINE["dtype"]}"
 max_num_seqs = {_ENGINE["max_num_seqs"]}
@@ -197,24 +202,27 @@ def running_stand(broker: Server, folder: Path, *, asks_both: bool = False) -> I
     with stand.plant, contextlib.ExitStack() as stack:
         stand.start()
         if asks_both:
-            stand.own_server = OwnServer(stand.speaker, folder)
+            stand.own_server = OwnServer(stand.speaker, folder, SERVE_ARGS, MAX_LEN)
             stack.callback(stand.own_server.stop)
         yield stand
 
 
 class OwnServer:
-    """vLLM's own server with the speaker: it starts when made, and `url` waits for it."""
+    """vLLM's own server with one model: it starts when made, and `url` waits for it."""
 
-    def __init__(self, speaker: Path, folder: Path) -> None:
+    def __init__(
+        self, model: Path, folder: Path, arguments: Mapping[str, Any], max_len: int
+    ) -> None:
+        """The model has the name of its folder; ``arguments`` are more of ``vllm serve``."""
         self._port = free_port()
         self._log = folder / "vllm.log"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--model", str(speaker), "--served-model-name", "speaker"]
+        command += ["--model", str(model), "--served-model-name", model.name]
         command += ["--port", str(self._port), "--host", "127.0.0.1"]
-        command += ["--max-model-len", str(MAX_LEN), "--dtype", str(_ENGINE["dtype"])]
+        command += ["--max-model-len", str(max_len), "--dtype", str(_ENGINE["dtype"])]
         command += ["--max-num-seqs", str(_ENGINE["max_num_seqs"]), "--enforce-eager"]
         command += ["--kv-cache-memory-bytes", str(2**27)]
-        for name, value in SERVE_ARGS.items():
+        for name, value in arguments.items():
             command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
         quiet = {**os.environ, "PYTHONWARNINGS": "ignore", "VLLM_CPU_KVCACHE_SPACE": "1"}
         with self._log.open("wb") as output:

@@ -23,6 +23,7 @@ from tokenyard.protocol.parse import check_task
 from tokenyard.protocol.wire import (
     DEFAULT_RESULT_TTL_S,
     GENERATE,
+    PACK_INPUTS,
     PLAIN_CHAT,
     Input,
     PoolingParams,
@@ -36,9 +37,7 @@ from tokenyard.protocol.wire import (
 _PROMPTS: Final = (str, list)
 #: Placeholder for the messages of a request while its options are checked.
 _ANY_MESSAGES: Final = [{"role": "user", "content": "?"}]
-#: Most inputs, and bytes of them, that `pack` puts into one request: enough that its own price
-#: does not count, and so few that several workers share a thousand.
-PACK_INPUTS: Final = 256
+#: Most bytes of the inputs of a `map` that share a request.
 PACK_BYTES: Final = 64 * 1024
 #: Types of values that cannot change after they were read, and options of one request alone.
 _IMMUTABLE: Final = (str, int, float, bool, type(None))

@@ -42,6 +42,9 @@ OF_ENGINE: Final[Mapping[str, Any]] = {
     "hf_overrides": dict[str, Any],
     "generation_config": str,
     "reasoning_config": dict[str, Any],
+    "runner": Literal["auto", "generate", "pooling"],
+    "convert": Literal["auto", "none", "embed", "classify"],
+    "pooler_config": dict[str, Any],
 }
 
 #: Longest chat template, in bytes; all hosts announce theirs.

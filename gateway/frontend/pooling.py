@@ -1,0 +1,180 @@
+"""Requests that pool: which model does which task, and the inputs of one HTTP request together.
+
+vLLM's server encodes each input by itself. Here those of one HTTP request share few requests on the
+queue: an input costs a millisecond, a request about as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import torch
+from vllm.outputs import PoolingOutput, PoolingRequestOutput
+
+from gateway.http.errors import GatewayError, invalid, of_result
+from tokenyard.protocol.replies import Result
+from tokenyard.protocol.wire import PACK_INPUTS, Input, PoolingParams
+
+if TYPE_CHECKING:
+    import vllm
+    from vllm.config import ModelConfig
+    from vllm.tasks import PoolingTask, SupportedTask
+    from vllm.v1.engine import EngineCoreRequest
+
+Output = PoolingRequestOutput[PoolingOutput]
+#: Most tokens of the inputs that share a request.
+_PACK_TOKENS: Final = 16_384
+#: What a model embeds or classifies, by how vLLM scores with it.
+_TASK_OF: Final[Mapping[str, PoolingTask]] = {
+    "bi-encoder": "embed",
+    "cross-encoder": "classify",
+    "late-interaction": "token_embed",
+}
+_TOKEN_CLASSES: Final = ("ForTokenClassification", "RewardModel")
+#: The tasks of a path, of which a model must have one.
+PATHS: Final[Mapping[str, tuple[str, ...]]] = {
+    "/v1/embeddings": ("embed",),
+    "/v2/embed": ("embed",),
+    "/classify": ("classify",),
+    "/pooling": ("embed", "classify", "token_embed", "token_classify"),
+    **dict.fromkeys(
+        ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+        ("embed", "classify", "token_embed"),
+    ),
+}
+_CARRIED: Final = tuple(
+    name for name in PoolingParams.__struct_fields__ if name != "truncate_prompt_tokens"
+)
+#: Of a pair: where its second text begins.
+_BOUNDARY: Final = "compressed_token_type_ids"
+
+
+def tasks_of(model: ModelConfig) -> tuple[SupportedTask, ...]:
+    """What a model does, as far as its configuration shows; a worker has the last word."""
+    if model.runner_type != "pooling":
+        return ("generate",)
+    configured = model.pooler_config and model.pooler_config.task
+    if configured:
+        return (configured,)
+    if any(name.endswith(_TOKEN_CLASSES) for name in model.architectures):
+        return ("token_classify",)
+    return (_TASK_OF[model.score_type],)
+
+
+def check_path(path: str, name: str, tasks: Sequence[str]) -> None:
+    """Raises `GatewayError` where a model cannot answer at a path."""
+    needed = PATHS.get(path, ("generate",))
+    if not set(needed) & set(tasks):
+        message = f"the model {name!r} does {', '.join(tasks)}; {path} needs {' or '.join(needed)}"
+        raise GatewayError(400, message, param="model")
+
+
+def wire_pooling(params: vllm.PoolingParams) -> PoolingParams:
+    """The parameters of a task that pools."""
+    values = {name: getattr(params, name) for name in _CARRIED}
+    return msgspec.convert(values, PoolingParams)
+
+
+def wire_input(core: EngineCoreRequest) -> Input:
+    """The prompt of one input; raises `GatewayError` for what the wire cannot carry."""
+    ids, params = list[Any](core.prompt_token_ids or ()), core.pooling_params
+    extra = dict((params and params.extra_kwargs) or {})
+    boundary = extra.pop(_BOUNDARY, 0)
+    for name in ("max_tokens_per_query", "max_tokens_per_doc"):
+        extra.pop(name, None)  # vLLM has cut the texts
+    if extra:
+        raise invalid(min(extra), "not carried through the queue")
+    return [ids[:boundary], ids[boundary:]] if 0 < boundary < len(ids) else ids
+
+
+@dataclass(slots=True)
+class InputGroup:
+    """The inputs of one HTTP request that came in the same moment."""
+
+    ask: Callable[[list[EngineCoreRequest]], Coroutine[Any, Any, Result]]
+    parts: list[EngineCoreRequest] = field(default_factory=list)
+    waiting: int = 0
+    _outputs: list[asyncio.Future[Output]] = field(default_factory=list)
+    _task: asyncio.Task[None] | None = None
+
+    async def output_of(self, core: EngineCoreRequest, close: Callable[[], None]) -> Output:
+        """The output of one input; ``close`` is called when no more can join the group."""
+        loop = asyncio.get_running_loop()
+        output: asyncio.Future[Output] = loop.create_future()
+        if not self.parts:  # all inputs of a body are asked for in one turn of the loop
+            loop.call_soon(self._start, close)
+        self.parts.append(core)
+        self._outputs.append(output)
+        self.waiting += 1
+        try:
+            return await output
+        finally:
+            self.waiting -= 1
+            if not self.waiting and self._task is not None:  # the last, or nobody waits any more
+                self._task.cancel()
+
+    def _start(self, close: Callable[[], None]) -> None:
+        close()
+        if self.waiting:
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        await asyncio.gather(*(self._answer(start, pack) for start, pack in _packs(self.parts)))
+
+    async def _answer(self, start: int, pack: list[EngineCoreRequest]) -> None:
+        outputs = self._outputs[start : start + len(pack)]
+        try:
+            made = outputs_of(pack, await self.ask(pack))
+        except Exception as error:  # noqa: BLE001 - each input waits for it
+            made = [error] * len(pack)
+        for output, one in zip(outputs, made, strict=True):
+            if output.done():
+                continue
+            if isinstance(one, Exception):
+                output.set_exception(one)
+            else:
+                output.set_result(one)
+
+
+def _packs(parts: Sequence[EngineCoreRequest]) -> Iterator[tuple[int, list[EngineCoreRequest]]]:
+    """The parts that share a request, with the place of the first; the same for the same body."""
+    pack: list[EngineCoreRequest] = []
+    start = tokens = 0
+    for at, part in enumerate(parts):
+        size = len(part.prompt_token_ids or ())
+        if pack and (len(pack) == PACK_INPUTS or tokens + size > _PACK_TOKENS):
+            yield start, pack
+            pack, start, tokens = [], at, 0
+        pack.append(part)
+        tokens += size
+    yield start, pack
+
+
+def outputs_of(parts: Sequence[EngineCoreRequest], result: Result) -> list[Output | Exception]:
+    """The output of each input, or why it has none."""
+    found: list[Output | Exception] = []
+    errors, start = result.errors or {}, 0
+    data = bytearray(result.data or b"")
+    numbers = torch.frombuffer(data, dtype=torch.float32) if data else torch.empty(0)
+    for at, (part, shape) in enumerate(zip(parts, result.shapes or (), strict=True)):
+        if shape is None:
+            found.append(of_result(errors.get(at)))
+            continue
+        count = math.prod(shape)
+        own = numbers[start : start + count].reshape(shape)
+        start += count
+        found.append(
+            PoolingRequestOutput(
+                request_id=part.request_id,
+                outputs=PoolingOutput(own),
+                prompt_token_ids=list(part.prompt_token_ids or ()),
+                num_cached_tokens=0,
+                finished=True,
+            )
+        )
+    return found
