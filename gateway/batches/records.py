@@ -20,7 +20,10 @@ from tokenyard.protocol.keys import BATCH_PREFIX
 
 _ID: Final = re.compile(BATCH_PREFIX + "[0-9a-f]{32}")
 _ENDING: Final = ".json"
-ENDPOINTS: Final = (CHAT_URL, COMPLETIONS_URL, RESPONSES_URL)
+ENDPOINTS: Final = (
+    *(CHAT_URL, COMPLETIONS_URL, RESPONSES_URL),
+    *("/v1/embeddings", "/v1/score", "/v1/rerank"),
+)
 #: Seconds after which a file may expire, as OpenAI has them.
 LIFETIMES_S: Final = range(3600, 30 * 86_400 + 1)
 #: Metadata within OpenAI's limits.

@@ -211,7 +211,7 @@ class FrontEnds:
         """Raises `GatewayError` where a model whose state is made cannot answer at a path."""
         one = self._find(profile)
         if one is not None:
-            check_path(path, profile.name, one.state.result().engine_client.tasks)
+            check_path(path, profile.name, one.state.result().vllm_config.model_config)
 
     def max_model_len(self, profile: ModelProfile) -> int | None:
         """Tokens of prompt and answer together; None where it is not known yet."""

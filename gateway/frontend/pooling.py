@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 Output = PoolingRequestOutput[PoolingOutput]
 #: Most tokens of the inputs that share a request.
 _PACK_TOKENS: Final = 16_384
-#: What a model embeds or classifies, by how vLLM scores with it.
-_TASK_OF: Final[Mapping[str, PoolingTask]] = {
-    "bi-encoder": "embed",
-    "cross-encoder": "classify",
-    "late-interaction": "token_embed",
+_EMBEDS: Final[tuple[PoolingTask, ...]] = "embed", "token_embed"
+_CLASSIFIES: Final[tuple[PoolingTask, ...]] = "classify", "token_classify"
+#: What vLLM can do with a model, by how it scores with it.
+_TASKS_OF: Final[Mapping[str, tuple[PoolingTask, ...]]] = {
+    "bi-encoder": _EMBEDS,
+    "cross-encoder": _CLASSIFIES,
+    "late-interaction": ("token_embed",),
 }
 _TOKEN_CLASSES: Final = ("ForTokenClassification", "RewardModel")
 #: The tasks of a path, of which a model must have one.
@@ -55,22 +57,23 @@ _BOUNDARY: Final = "compressed_token_type_ids"
 
 
 def tasks_of(model: ModelConfig) -> tuple[SupportedTask, ...]:
-    """What a model does, as far as its configuration shows; a worker has the last word."""
+    """What vLLM can do with a model, as its configuration shows; a worker has the last word."""
     if model.runner_type != "pooling":
         return ("generate",)
     configured = model.pooler_config and model.pooler_config.task
     if configured:
-        return (configured,)
+        return _EMBEDS if configured in _EMBEDS else _CLASSIFIES
     if any(name.endswith(_TOKEN_CLASSES) for name in model.architectures):
         return ("token_classify",)
-    return (_TASK_OF[model.score_type],)
+    return _TASKS_OF[model.score_type]
 
 
-def check_path(path: str, name: str, tasks: Sequence[str]) -> None:
-    """Raises `GatewayError` where a model cannot answer at a path."""
+def check_path(path: str, name: str, model: ModelConfig) -> None:
+    """Raises `GatewayError` where a model, as it is configured, cannot answer at a path."""
     needed = PATHS.get(path, ("generate",))
-    if not set(needed) & set(tasks):
-        message = f"the model {name!r} does {', '.join(tasks)}; {path} needs {' or '.join(needed)}"
+    does = model.get_pooling_task(tasks_of(model)) or "generate"
+    if does not in needed:
+        message = f"the model {name!r} does {does}; {path} needs {' or '.join(needed)}"
         raise GatewayError(400, message, param="model")
 
 

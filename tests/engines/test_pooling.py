@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -11,9 +11,12 @@ from typing import Any, Final, get_args
 import numpy as np
 import pytest
 
+import tokenyard
 from tests.engines.harness import refused_field, run, run_program, spec_of
 from tests.support.builders import make_assignment
 from tests.support.pooling_models import ENGINE_ARGS, Kind, write_pooling_model
+from tests.support.processes import ROOT
+from tokenyard.protocol.replies import Result
 from tokenyard.protocol.wire import Assignment, PoolingParams, Request, Task, pack_tokens
 from worker.engines import Backend, Engine, PoolingOutput
 
@@ -37,6 +40,8 @@ NEAR: Final = {"rtol": 0, "atol": 1e-6}
 PROGRAM: Final = """
 import json, os, sys
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+from worker.engines.cpu_features import request_amx
+request_amx()
 from vllm import LLM
 asked = json.loads(sys.argv[1])
 llm = LLM(
@@ -71,16 +76,16 @@ def numbers(engine: Engine, task: Task, **fields: Any) -> PoolingOutput:
 
 
 def arrays(made: PoolingOutput) -> list[Any]:
-    found, at = [], 0
-    for shape in made.shapes:
-        if shape is None:
-            found.append(None)
-            continue
-        one = np.frombuffer(made.data, "<f4", int(np.prod(shape)), at).reshape(shape)
-        found.append(one)
-        at += one.nbytes
-    assert at == len(made.data)
-    return found
+    result = Result(
+        id="q", status="completed", tokens=[], data=made.data, shapes=[*map(_shape, made.shapes)]
+    )
+    found = tokenyard.arrays(result)
+    assert sum(one.nbytes for one in found if one is not None) == len(made.data)
+    return list[Any](found)
+
+
+def _shape(shape: Sequence[int] | None) -> list[int] | None:
+    return None if shape is None else list(shape)
 
 
 @contextmanager
@@ -106,7 +111,7 @@ def test_the_numbers_are_those_of_vllm(kind: Kind, backend: Backend, tmp_path: P
             "engine_args": ENGINE_ARGS[kind],
         }
     )
-    expected = json.loads(run_program(PROGRAM, tmp_path, shown).splitlines()[-1])
+    expected = json.loads(run_program(PROGRAM, tmp_path, shown, cwd=ROOT).splitlines()[-1])
 
     with loaded(backend, kind, folder) as engine:
         assert set(engine.info.tasks) == set(tasks)

