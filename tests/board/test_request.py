@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from typing import Any
 from urllib.parse import quote
 
@@ -18,8 +19,8 @@ from tests.support.yard import PlayedYard
 from tokenyard.board.pages import request as one
 from tokenyard.board.pages.request import MOST_CHARACTERS, MOST_IDS, WIDTH, bar_of, content_of
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import Provenance, Usage, json_text
-from tokenyard.protocol.wire import Request, SamplingParams, request_fields
+from tokenyard.protocol.replies import ErrorInfo, Provenance, Reply, Usage, json_text
+from tokenyard.protocol.wire import PoolingParams, Request, SamplingParams, request_fields
 from tokenyard.scripts.answers import Publication
 from tokenyard.yard.requests import STATES
 
@@ -37,6 +38,39 @@ def finish(yard: PlayedYard, worker: str, request: Request, text: str = ANSWER) 
     }
     result = make_result(request.id, [1, 2], **said)
     yard.scripts.finish(worker, [Publication(assignment, result)])
+
+
+def test_a_request_that_pools_shows_its_inputs_and_numbers(
+    looker: Looker, yard: PlayedYard
+) -> None:
+    request = Request(
+        id="pooled",
+        inputs=["first text", "second text"],
+        task="embed",
+        pooling=PoolingParams(dimensions=2),
+    )
+    worker = yard.worker("w")
+    assignment = yard.assign(worker, request)
+    looker.actor = SEES
+    running = seen(looker, request)
+    yard.scripts.finish(worker, [Publication(assignment, _numbers(request))])
+    ended = seen(looker, request)
+
+    for said in ("first text", "2 inputs, 28 bytes of JSON", "embed", "dimensions"):
+        assert said in running, said
+    assert "0.5 0.25" in ended
+    assert "inputs[1]: is too long" in ended
+
+
+def _numbers(request: Request) -> Reply:
+    return make_result(
+        request.id,
+        [],
+        data=array("f", [0.5, 0.25]).tobytes(),
+        shapes=json_text([[2], None]),
+        errors=json_text({1: ErrorInfo("INVALID_REQUEST", "inputs[1]: is too long")}),
+        input_tokens=json_text([3, 0]),
+    )
 
 
 # Its story

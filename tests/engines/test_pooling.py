@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import tokenyard
+from benchmarks.pooling_models import ENGINE_ARGS, Kind, write_pooling_model
 from tests.engines.harness import refused_field, run, run_program, spec_of
 from tests.support.builders import make_assignment
-from tests.support.pooling_models import ENGINE_ARGS, Kind, write_pooling_model
 from tests.support.processes import ROOT
 from tokenyard.protocol.replies import Result
 from tokenyard.protocol.wire import Assignment, PoolingParams, Request, Task, pack_tokens

@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 
+from benchmarks.pooling_models import Kind, write_pooling_model
 from tests.gateway.forked import ForkedGateway
 from tests.gateway.speaker import MAX_LEN, write_speaker
-from tests.support.pooling_models import Kind, write_pooling_model
 from tests.support.processes import ROOT, Plant, Program
 from tests.support.servers import Server, free_port
 from tests.support.waiting import eventually

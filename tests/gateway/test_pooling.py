@@ -14,8 +14,8 @@ import openai
 import pytest
 from openai import OpenAI
 
+from benchmarks.pooling_models import Kind
 from tests.gateway.stand import Door, OwnServer, Stand
-from tests.support.pooling_models import Kind
 from tests.support.waiting import eventually
 from tokenyard import Client, arrays
 

@@ -20,9 +20,9 @@ from tokenyard.ops.names import checked_request
 from tokenyard.ops.requests import letter_of
 from tokenyard.protocol.errors import BadInput, UnknownRequest
 from tokenyard.protocol.keys import split_intake
-from tokenyard.protocol.replies import Result
+from tokenyard.protocol.replies import Result, split_result
 from tokenyard.protocol.texts import counted, cut, printable
-from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, SamplingParams, unpack_tokens
+from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, prompt_value, unpack_tokens
 from tokenyard.protocol.worker_info import decode_worker
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.history import RecentSamples
@@ -123,6 +123,8 @@ def _path_of(yard: Yard, worker: str) -> str:
 MOST_CHARACTERS: Final = 20_000
 #: Most token ids of one list on a page.
 MOST_IDS: Final = 2_000
+#: Most inputs of a request whose numbers a page shows.
+MOST_INPUTS: Final = 20
 
 _TOKENIZERS: Final = Tokenizers()
 _MOST_NAMED: Final = 10
@@ -231,10 +233,15 @@ def _parameters(request: Request) -> Iterator[tuple[str, str]]:
     yield "result_ttl", f"{request.result_ttl_s:,} s"
     if request.stream:
         yield "stream", "yes"
-    usual = SamplingParams()
-    for field in SamplingParams.__struct_fields__:
-        value = getattr(request.params, field)
-        if value != getattr(usual, field) or field in {"max_tokens", "temperature"}:
+    if request.pools:
+        yield "task", request.task
+    if request.query:
+        yield "query", cut(request.query, _MOST_CHARACTERS)
+    params = request.pooling if request.pools else request.params
+    usual, always = type(params)(), () if request.pools else ("max_tokens", "temperature")
+    for field in params.__struct_fields__:
+        value = getattr(params, field)
+        if value != getattr(usual, field) or field in always:
             yield field, cut(msgspec.json.encode(value).decode(), _MOST_CHARACTERS)
     if request.metadata:
         yield "metadata", counted(len(request.metadata), "field")
@@ -253,6 +260,17 @@ def token_rate(request: Hashable, now_ms: int, tokens: int) -> float | None:
         _SAMPLES.forget(request)  # it has ended, or runs under this id again
         return None
     return (tokens - before[1]) / before[0] if before else None
+
+
+def _numbers_of(result: Result) -> Content:
+    """The first numbers of one input, or why it has none."""
+    if result.error is not None:
+        return Content(result.error.message)
+    numbers = memoryview(result.data or b"").cast("f")
+    missing = len(numbers) - MOST_IDS
+    shown = " ".join(f"{one:.6g}" for one in numbers[:MOST_IDS])
+    cut = f"{missing:,} of {len(numbers):,} numbers are left out" if missing > 0 else ""
+    return Content(shown, cut=cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +299,8 @@ def prompt_of(request: Request) -> Content:
         return content_of(None, unpack_tokens(request.tokens))
     if request.prompt is not None:
         return content_of(request.prompt, ())
-    return content_of(msgspec.json.format(msgspec.json.encode(request.messages)).decode(), ())
+    given = request.messages if request.inputs is None else request.inputs
+    return content_of(msgspec.json.format(msgspec.json.encode(given)).decode(), ())
 
 
 def length_of(request: Request) -> str:
@@ -290,14 +309,20 @@ def length_of(request: Request) -> str:
         return counted(len(request.tokens) // 4, "token")
     if request.prompt is not None:
         return counted(len(request.prompt), "character")
-    size = len(msgspec.json.encode(request.messages))
-    return f"{counted(len(request.messages or ()), 'message')}, {size:,} bytes of JSON"
+    size, inputs = len(prompt_value(request)), request.inputs
+    many = (
+        counted(len(inputs), "input") if inputs else counted(len(request.messages or ()), "message")
+    )
+    return f"{many}, {size:,} bytes of JSON"
 
 
 def answers_of(result: Result) -> list[Content]:
-    """The answers of a result, one for each choice."""
+    """The answers of a result, one for each choice, or for each of the first inputs."""
     if result.choices:
         return [content_of(one.text, one.tokens) for one in result.choices]
+    if result.shapes is not None:
+        inputs = split_result(result, len(result.shapes))
+        return [_numbers_of(one) for one in inputs[:MOST_INPUTS]]
     if not result.tokens and not result.text:
         return []
     return [content_of(result.text, result.tokens)]

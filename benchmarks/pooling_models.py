@@ -26,6 +26,14 @@ WIDTH: Final = 128
 #: How much larger weights are than usual, so that the numbers of two texts differ.
 _SCALE: Final = 4.0
 _SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_UNKNOWN: Final = {"unk_token": "[UNK]"}
+_NAMED: Final = {
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "eos_token": "[SEP]",
+    **_UNKNOWN,
+}
 _LETTERS: Final = string.ascii_lowercase + string.digits
 
 
@@ -104,7 +112,7 @@ def _tokenizer(*, is_bert: bool) -> Any:
     import transformers
 
     vocabulary = {word: number for number, word in enumerate(_words())}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, **_UNKNOWN))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     if is_bert:
@@ -116,11 +124,7 @@ def _tokenizer(*, is_bert: bool) -> Any:
     names = ["input_ids", "token_type_ids", "attention_mask"] if is_bert else ["input_ids"]
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        eos_token="[SEP]",
+        **_NAMED,
         model_input_names=names,
     )
 

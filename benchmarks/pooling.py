@@ -1,0 +1,163 @@
+"""How much of vLLM's speed remains behind Tokenyard for tasks that pool?
+
+Embeddings of short texts by `Client.map`, of `LLM.embed` on the same rows, and scores of one query
+with 100 documents, of `LLM.score`: rows per second with tiny models, one side after the other, in
+several rounds. `LLM` and the worker each have two processes. All numbers are compared.
+
+    python -m benchmarks.pooling [--rows 20000] [--rounds 3] [--json] [--quick]
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from benchmarks.child import TIMEOUT_S, run_child
+from benchmarks.machine import machine
+from benchmarks.measure import print_table
+from benchmarks.pooling_models import Kind, write_pooling_model
+from benchmarks.progress import exit_if_failed, publish
+from benchmarks.yard import embedded_broker, end_in_order, vllm_yard
+from tokenyard import Client, arrays
+
+#: Requests that the engines run in a step.
+MAX_NUM_SEQS: Final = 64
+#: Documents of a score.
+DOCUMENTS: Final = 100
+#: Rounding in another batch.
+MOST_DIFFERENCE: Final = 1e-5
+_TASKS: Final[dict[str, Kind]] = {"embed": "bert", "score": "cross"}
+#: Ratio -> target.
+TARGETS: Final = {"embed": 0.95, "score": 1.0}
+_QUICK_ROWS: Final = 2_000
+_WORDS: Final = ("river", "stone", "cloud", "letter", "garden", "winter", "number", "window")
+
+
+def rows(count: int) -> list[str]:
+    """Short texts, all different."""
+    size = len(_WORDS)
+    return [
+        f"{_WORDS[at % size]} {at} {_WORDS[at // size % size]} {_WORDS[at // size**2 % size]}"
+        for at in range(count)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Rows per second of both sides, and how far their numbers differ at most."""
+
+    yard: float
+    direct: float
+    difference: float
+
+
+def measure(task: str, count: int, rounds: int) -> list[Round]:
+    """Measure a task in a yard of its own."""
+    with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
+        model = write_pooling_model(_TASKS[task], Path(folder) / "model")
+        options = [*("--max-num-seqs", str(MAX_NUM_SEQS), "--dtype", "float32", "--enforce-eager")]
+        with (
+            embedded_broker() as broker,
+            vllm_yard(broker, "pooling", 1, model, worker_options=options) as yard,
+            Client(yard.url, yard.name, result_timeout_s=TIMEOUT_S) as client,
+        ):
+            _by_yard(client, task, rows(500))  # warms up
+            found = []
+            for _ in range(rounds):
+                direct = run_child(
+                    "benchmarks.pooling_child",
+                    [task, str(model), str(count), str(MAX_NUM_SEQS)],
+                    timeout_s=TIMEOUT_S,
+                )
+                began = time.perf_counter()
+                numbers = _by_yard(client, task, rows(count))
+                seconds = time.perf_counter() - began
+                found.append(
+                    Round(
+                        len(numbers) / seconds,
+                        len(numbers) / direct["seconds"],
+                        _difference(numbers, direct["some"]),
+                    )
+                )
+        return found
+
+
+def _by_yard(client: Client, task: str, texts: Sequence[str]) -> list[Any]:
+    """The numbers of all rows; raises `ValueError` where one has none."""
+    if task == "embed":
+        results = [result for _, result in client.map(texts, ordered=True, task="embed")]
+        numbers = [one for result in results for one in arrays(result)]
+    else:
+        handles = [
+            client.submit(texts[at : at + DOCUMENTS], task="score", query=texts[0])
+            for at in range(0, len(texts), DOCUMENTS)
+        ]
+        numbers = [one for handle in handles for one in arrays(handle.result())]
+    if len(numbers) != len(texts) or any(one is None for one in numbers):
+        raise ValueError(f"{len(numbers)} numbers for {len(texts)} rows, or a row without any")
+    return numbers
+
+
+def _difference(numbers: Sequence[Any], some: dict[str, Any]) -> float:
+    """The largest difference of any number of the rows that were sampled."""
+    return max(
+        float(abs(numbers[int(at)].reshape(-1) - theirs).max()) for at, theirs in some.items()
+    )
+
+
+def summary(found: dict[str, list[Round]]) -> dict[str, Any]:
+    """The medians."""
+    figures: dict[str, Any] = {
+        "max_difference": max(one.difference for task in found.values() for one in task)
+    }
+    for task, rounds in found.items():
+        figures[f"{task}_ratio"] = round(statistics.median(r.yard / r.direct for r in rounds), 3)
+        figures[f"{task}_per_s"] = round(statistics.median(r.yard for r in rounds))
+        figures[f"{task}_direct_per_s"] = round(statistics.median(r.direct for r in rounds))
+    return figures
+
+
+@click.command(help=__doc__.partition("\n")[0])
+@click.option("--rows", "count", default=20_000, type=click.IntRange(min=DOCUMENTS))
+@click.option("--rounds", default=3, type=click.IntRange(min=1))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--quick", is_flag=True, help="One short round.")
+def main(count: int, rounds: int, *, as_json: bool, quick: bool) -> None:
+    """Measure, and compare the numbers."""
+    end_in_order()
+    if quick:
+        count, rounds = _QUICK_ROWS, 1
+    found = {task: measure(task, count, rounds) for task in _TASKS}
+    figures = summary(found)
+
+    def show() -> None:
+        cells = [
+            (
+                task,
+                f"{figures[f'{task}_per_s']:,}",
+                f"{figures[f'{task}_direct_per_s']:,}",
+                f"{figures[f'{task}_ratio']:.2f} ({TARGETS[task]:.2f})",
+            )
+            for task in found
+        ]
+        print_table(
+            "rows per second, median",
+            ("task", "Tokenyard", "vLLM's LLM", "ratio (wanted)"),
+            cells,
+        )
+        print(f"largest difference {figures['max_difference']:.1e}\n{machine()}")
+
+    publish(figures, show, as_json=as_json)
+    differs = figures["max_difference"] > MOST_DIFFERENCE
+    exit_if_failed({"numbers": "they are not those of vLLM"} if differs else {})
+
+
+if __name__ == "__main__":
+    main()
