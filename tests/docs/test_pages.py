@@ -28,7 +28,10 @@ SETTINGS = {
 SERVING = (BoardSettings, GatewaySettings)
 SCRIPTS = {file.stem for file in (ROOT / "tokenyard/scripts/lua").glob("*.lua")}
 #: Programs that others start.
-PARTS = {"broker_bursts.py", "cycles_child.py", "llama_weights.py"}
+PARTS = {
+    *("broker_bursts.py", "cycles_child.py", "llama_weights.py"),
+    *("pooling_child.py", "pooling_models.py"),
+}
 TRANSITION = re.compile(r"^ +(\S+) --> (\S+):", re.MULTILINE)
 DECISIONS = sorted((ROOT / "docs/decisions").iterdir())
 HERE = [ROOT, *(ROOT / part for part in ("tokenyard", "coordinator", "gateway", "worker"))]

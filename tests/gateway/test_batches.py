@@ -204,6 +204,30 @@ def test_a_batch_of_chats_is_seen_by_another_gateway(
     assert answer["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
 
 
+def test_a_batch_of_embeddings(sdk: OpenAI, start_worker: Start) -> None:
+    texts = {f"row {number}": f"text {number}" for number in range(20)}
+    lines = [
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": "/v1/embeddings",
+            "body": {"model": "bert", "input": text},
+        }
+        for name, text in texts.items()
+    ]
+    batch = order(sdk, upload(sdk, lines), "/v1/embeddings")
+    start_worker()
+    done = ended(sdk, batch.id)
+    assert (done.status, done.error_file_id) == ("completed", None)
+    found = {
+        one["custom_id"]: one["response"]["body"]["data"][0]["embedding"]
+        for one in lines_of(sdk, done.output_file_id)
+    }
+    expected = sdk.embeddings.create(model="bert", input=[*texts.values()])
+    for name, one in zip(texts, expected.data, strict=True):
+        assert found[name] == pytest.approx(one.embedding, abs=1e-6)
+
+
 @pytest.mark.long
 def test_each_line_is_answered_as_its_endpoint_answers(
     sdk: OpenAI, http: httpx.Client, start_worker: Start
@@ -387,4 +411,4 @@ def test_what_does_not_exist_is_not_found(sdk: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         sdk.batches.retrieve("batch_" + "0" * 32)
     with pytest.raises(openai.BadRequestError, match="/v1/responses"):
-        order(sdk, "file-" + "0" * 32, "/v1/embeddings")
+        order(sdk, "file-" + "0" * 32, "/v1/moderations")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tokenyard import clock
+from tokenyard.protocol.wire import Request
 from tokenyard.telemetry.tracing import Attributes, Tracer, carrier_of
 from worker.engines import EngineInfo, Finished, RequestError
 from worker.process.outcomes import Expired, Remembered, Run
@@ -28,7 +29,7 @@ class EngineSpans:
         if not carrier:
             return
         now, now_s = clock.monotonic(), clock.wall()
-        operation = "chat" if run.assignment.request.messages else "text_completion"
+        operation = _operation(run.assignment.request)
         first = {} if run.first_token is None else {"first token": now_s - now + run.first_token}
         self._tracer.span(
             f"{operation} {self._info.model}",
@@ -60,6 +61,13 @@ class EngineSpans:
         if run.first_token is not None:
             found["gen_ai.server.time_to_first_token"] = run.first_token - run.began
         return found
+
+
+def _operation(request: Request) -> str:
+    """What a request asks for; of tasks that pool, the conventions name only embeddings."""
+    if request.pools:
+        return "embeddings" if request.task == "embed" else request.task
+    return "chat" if request.messages else "text_completion"
 
 
 def _made(end: End) -> Attributes:

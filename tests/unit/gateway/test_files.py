@@ -342,7 +342,7 @@ def test_a_broken_form_is_refused(asker: Asker, body: bytes) -> None:
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"endpoint": ["/v1/completions"]}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"completion_window": "9999999d"}, "completion_window"),
