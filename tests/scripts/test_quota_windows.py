@@ -112,6 +112,12 @@ class TestWindows:
         assert codes(yard.scripts.submit("normal", [request])) == [ACCEPTED]
         assert counted(yard, "tokens_per_minute") == TOKENS + 16
 
+    def test_a_task_that_pools_reserves_only_its_prompt(self, yard: PlayedYard) -> None:
+        limit(yard, tokens_per_minute=10_000, max_tokens=1)
+        request = ask(params=SamplingParams(), task="embed")
+        assert codes(yard.scripts.submit("normal", [request])) == [ACCEPTED]
+        assert counted(yard, "tokens_per_minute") == TOKENS
+
     def test_a_tenant_without_windows_has_none(self, yard: PlayedYard) -> None:
         limit(yard, max_waiting_requests=5)
         waiting = accept(yard)
