@@ -159,6 +159,9 @@ def _what_cannot_run_is_refused(engine: Engine) -> None:
     assert refused_field(engine, asked("generate", prompt="x")) == "task"
     dimensions = PoolingParams(dimensions=8)
     assert refused_field(engine, asked("embed", prompt="x", pooling=dimensions)) == "params"
+    strange = PoolingParams(returned_token_ids=[10**6])
+    field = refused_field(engine, asked("embed", prompt="x", pooling=strange))
+    assert field == "params.returned_token_ids"
     long_query = Request(id="q", task="score", query=LONG, inputs=["x"])
     assert refused_field(engine, make_assignment(long_query)) == "query"
 

@@ -132,7 +132,7 @@ class RequestBuilder:
         self, items: Sequence[Item], shared: Mapping[str, Any]
     ) -> list[PreparedRequest | InvalidRequest]:
         """`prepare_many`, but that plain inputs of a task that pools share requests."""
-        if shared.get("task", GENERATE) == GENERATE or "id" in shared:
+        if shared.get("task", GENERATE) == GENERATE:
             return self.prepare_many(items, shared)
         found: list[PreparedRequest | InvalidRequest] = []
         for pack in _packs(items):

@@ -11,7 +11,6 @@ from typing import Final
 
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.wire import Assignment, SamplingParams, Task
-from worker.engines import EngineInfo
 
 _SMALLEST: Final = 1.2e-38  # limits of float32, the type of parameters in engines
 _LARGEST: Final = 3.4e38
@@ -52,10 +51,10 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         raise InvalidRequest("params.stop", "must not contain an empty string")
 
 
-def check_task(task: Task, info: EngineInfo) -> None:
-    """Raise `InvalidRequest` for a task that is not the model's."""
-    if task not in info.tasks:
-        raise InvalidRequest("task", f"{info.model} does {', '.join(info.tasks)}, not {task}")
+def check_task(task: Task, model: str, tasks: Sequence[Task]) -> None:
+    """Raise `InvalidRequest` for a task that is none of those of the model."""
+    if task not in tasks:
+        raise InvalidRequest("task", f"{model} does {', '.join(tasks)}, not {task}")
 
 
 def check_resumable(assignment: Assignment) -> None:

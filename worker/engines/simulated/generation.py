@@ -106,7 +106,7 @@ def choice_so_far(choice: Choice, made: int) -> Choice:
 def start_generation(assignment: Assignment, info: EngineInfo, salt: bytes) -> Generation:
     """Compute the answer; raises `InvalidRequest`. ``salt`` depends on the weights."""
     request = assignment.request
-    check_task(request.task, info)
+    check_task(request.task, info.model, info.tasks)
     if request.pools:
         return _start_pooling(assignment, info, salt)
     packed = tokenize(request)

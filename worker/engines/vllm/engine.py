@@ -103,6 +103,7 @@ class VllmEngine:
         self._max_model_len: int = model.max_model_len
         self._vocab_size: int = model.get_vocab_size()
         self._pooling = _pooling(self._engine) if model.runner_type == "pooling" else None
+        self._tasks = self._pooling.tasks if self._pooling else (GENERATE,)
         self._reasoning = Reasoning(config, self._tokenizer.of_vllm)
         self._cache_tokens = cache_tokens(config)
         self._phases_s = info.phases_s
@@ -123,7 +124,7 @@ class VllmEngine:
             phases_s=dict(self._phases_s),
             weights=self._weights,
             cache_tokens=self._cache_tokens,
-            tasks=self._pooling.tasks if self._pooling else (GENERATE,),
+            tasks=self._tasks,
         )
 
     def listen(self, wake: Callable[[], None]) -> None:
@@ -137,7 +138,7 @@ class VllmEngine:
     def add(self, assignment: Assignment) -> None:
         """Add a request; see `worker.engines.Engine.add`."""
         request, params = assignment.request, assignment.request.params
-        check_task(request.task, self.info)
+        check_task(request.task, self._spec.name, self._tasks)
         check_resumable(assignment)
         if request.pools:
             self._pool(assignment)

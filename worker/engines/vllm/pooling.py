@@ -59,6 +59,9 @@ class Pooling:
         request = asked.assignment.request
         params = msgspec.structs.asdict(request.pooling)
         cut = params.pop("truncate_prompt_tokens")
+        named = (params["step_tag_id"], *(params["returned_token_ids"] or ()))
+        ids = [one for one in named if one is not None]
+        check_ids("params.returned_token_ids", ids, self._vocab_size)
         pooling = PoolingParams(**params, task=self._own)
         try:
             pooling.clone().verify(self._model)
