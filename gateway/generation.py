@@ -114,7 +114,14 @@ class GenerationApi:
         """Embed texts, in Cohere's form."""
         await self._answer(call)
 
-    @routes("POST /pooling", "pooling", body="PoolingRequest", answer="Pooling", **_TAKES)
+    @routes(
+        "POST /pooling",
+        "pooling",
+        body="PoolingRequest",
+        answer="Pooling",
+        is_binary=True,
+        **_TAKES,
+    )
     async def create_pooling(self, call: Call) -> None:
         """Pool texts, as the model does."""
         await self._answer(call)

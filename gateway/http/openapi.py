@@ -18,6 +18,10 @@ import tokenyard
 from gateway.http.anthropic import is_of_messages
 from gateway.http.routes import Route
 
+_BYTES: Final = {
+    "content": {"application/octet-stream": {}},
+    "description": "The numbers as bytes, with such an `encoding_format`",
+}
 _EVENTS: Final = {"content": {"text/event-stream": {}}, "description": "Events, with `stream`"}
 
 
@@ -82,6 +86,8 @@ def _described(route: Route) -> APIRoute:
     }
     if route.is_stream:
         responses[200] = _EVENTS
+    elif route.is_binary:
+        responses[200] = _BYTES
     elif not route.answer:
         responses[200] = {"content": {route.media_type: {}}, "description": "The content"}
     return APIRoute(

@@ -70,6 +70,7 @@ class Route:
     media_type: str = "application/json"
     takes: tuple[str, ...] = ()  # functions whose parameters are headers, query or form
     is_stream: bool = False  # may answer with events
+    is_binary: bool = False  # may answer with bytes
     is_open: bool = False  # served without a key, and while the gateway stops
 
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 METHODS = ("get", "post", "put", "patch", "delete")
 #: Endpoints of vLLM's own server.
 FOREIGN = (
-    *("/docs", "/redoc", "/server_info", "/load", "/ping", "/invocations", "/v1/embeddings"),
+    *("/docs", "/redoc", "/server_info", "/load", "/ping", "/invocations"),
     *("/v1/chat/completions/batch", "/v1/chat/completions/render", "/v1/completions/render"),
     *("/inference/v1/generate", "/tokenizer_info", "/pause", "/sleep", "/scale_elastic_ep"),
 )

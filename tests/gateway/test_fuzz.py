@@ -30,6 +30,18 @@ from tests.support.effort import examples
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
+_DOCUMENTS: Final = {"model": "cross", "query": "abc", "documents": ["a", "b"]}
+_PAIRS: Final = {"model": "cross", "text_1": "abc", "text_2": ["a", "b"]}
+#: What makes a body acceptable, by path, with the model.
+POOLING: Final[dict[str, dict[str, Any]]] = {
+    "/v1/embeddings": {"model": "bert", "input": "abc"},
+    "/v2/embed": {"model": "bert", "texts": ["abc"], "input_type": "search_query"},
+    "/pooling": {"model": "bert", "input": "abc"},
+    "/classify": {"model": "cross", "input": "abc"},
+    **dict.fromkeys(("/score", "/v1/score"), _PAIRS),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _DOCUMENTS),
+}
+ALL_CORES: Final = {path: {"model": "speaker", **core} for path, core in CORES.items()} | POOLING
 #: No answer may take longer: the longest has 1,000 tokens.
 LONGEST_S: Final = 60.0
 #: Most tokens of most answers.
@@ -40,6 +52,7 @@ SHARES: Final[dict[str, int]] = {
     "POST /v1/completions": 40,
     "POST /v1/responses": 50,
     "POST /v1/messages": 50,
+    **{f"POST {path}": 10 for path in POOLING},
     "POST /v1/messages/count_tokens": 15,
     "POST /tokenize": 15,
     "POST /detokenize": 10,
@@ -130,12 +143,13 @@ def cases(draw: st.DrawFn, operation: Any, known: Known) -> Case:
         case.path_parameters[name] = known.ids[name]
     for name in set(case.headers or ()) - draw(some(case.headers or ())):
         del case.headers[name]
-    if isinstance(case.body, dict) and case.path in CORES:
+    if isinstance(case.body, dict) and case.path in ALL_CORES:
         kept = draw(some(case.body))
         case.body = {name: case.body[name] for name in case.body if name in kept}
-        case.body["model"] = "speaker"
+        core = ALL_CORES[case.path]
+        case.body["model"] = core["model"]
         if draw(st.integers(0, 4)) < 4:
-            case.body |= CORES[case.path]
+            case.body |= core
         if case.path in GENERATING and draw(st.booleans()):
             case.body["stream"] = True
         _shorten(case.body, case.path)
