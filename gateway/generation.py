@@ -101,7 +101,12 @@ class GenerationApi:
         await self._answer(call)
 
     @routes(
-        "POST /v1/embeddings", "pooling", body="EmbeddingRequest", answer="Embeddings", **_TAKES
+        "POST /v1/embeddings",
+        "pooling",
+        body="EmbeddingRequest",
+        answer="Embeddings",
+        is_binary=True,
+        **_TAKES,
     )
     async def create_embedding(self, call: Call) -> None:
         """Embed texts."""
@@ -131,28 +136,16 @@ class GenerationApi:
         """Classify texts."""
         await self._answer(call)
 
+    @routes("POST /v1/score", "pooling", body="ScoreRequest", answer="Scores", **_TAKES)
     @routes("POST /score", "pooling", body="ScoreRequest", answer="Scores", **_TAKES)
     async def create_score(self, call: Call) -> None:
         """Score pairs of texts."""
         await self._answer(call)
 
-    @routes("POST /v1/score", "pooling", body="ScoreRequest", answer="Scores", **_TAKES)
-    async def create_score_v1(self, call: Call) -> None:
-        """Score pairs of texts."""
-        await self._answer(call)
-
+    @routes("POST /v2/rerank", "pooling", body="RerankRequest", answer="Ranks", **_TAKES)
+    @routes("POST /v1/rerank", "pooling", body="RerankRequest", answer="Ranks", **_TAKES)
     @routes("POST /rerank", "pooling", body="RerankRequest", answer="Ranks", **_TAKES)
     async def do_rerank(self, call: Call) -> None:
-        """Order documents by how well they answer a query."""
-        await self._answer(call)
-
-    @routes("POST /v1/rerank", "pooling", body="RerankRequest", answer="Ranks", **_TAKES)
-    async def do_rerank_v1(self, call: Call) -> None:
-        """Order documents by how well they answer a query."""
-        await self._answer(call)
-
-    @routes("POST /v2/rerank", "pooling", body="RerankRequest", answer="Ranks", **_TAKES)
-    async def do_rerank_v2(self, call: Call) -> None:
         """Order documents by how well they answer a query."""
         await self._answer(call)
 

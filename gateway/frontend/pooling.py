@@ -7,7 +7,6 @@ queue: an input costs a millisecond, a request about as much.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +16,7 @@ import torch
 from vllm.outputs import PoolingOutput, PoolingRequestOutput
 
 from gateway.http.errors import GatewayError, invalid, of_result
-from tokenyard.protocol.replies import Result
+from tokenyard.protocol.replies import Result, data_of_inputs
 from tokenyard.protocol.wire import PACK_INPUTS, Input, PoolingParams
 
 if TYPE_CHECKING:
@@ -161,16 +160,12 @@ def _packs(parts: Sequence[EngineCoreRequest]) -> Iterator[tuple[int, list[Engin
 def outputs_of(parts: Sequence[EngineCoreRequest], result: Result) -> list[Output | Exception]:
     """The output of each input, or why it has none."""
     found: list[Output | Exception] = []
-    errors, start = result.errors or {}, 0
-    data = bytearray(result.data or b"")
-    numbers = torch.frombuffer(data, dtype=torch.float32) if data else torch.empty(0)
-    for at, (part, shape) in enumerate(zip(parts, result.shapes or (), strict=True)):
+    errors = result.errors or {}
+    for at, (part, (shape, data)) in enumerate(zip(parts, data_of_inputs(result), strict=True)):
         if shape is None:
             found.append(of_result(errors.get(at)))
             continue
-        count = math.prod(shape)
-        own = numbers[start : start + count].reshape(shape)
-        start += count
+        own = torch.frombuffer(bytearray(data), dtype=torch.float32).reshape(shape)
         found.append(
             PoolingRequestOutput(
                 request_id=part.request_id,

@@ -7,7 +7,7 @@ rules of `tokenyard.protocol.wire`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal, get_args
 
@@ -248,15 +248,23 @@ def to_result(reply: Reply) -> Result:
     )
 
 
+def data_of_inputs(result: Result) -> Iterator[tuple[list[int] | None, bytes]]:
+    """The shape and the part of `Result.data` of each input; of one that has failed neither."""
+    data, start = result.data or b"", 0
+    for shape in result.shapes or ():
+        size = 0 if shape is None else _FLOAT_BYTES * math.prod(shape)
+        yield shape, data[start : start + size]
+        start += size
+
+
 def split_result(result: Result, count: int) -> list[Result]:
     """A result for each of the ``count`` inputs of one request."""
     shapes, tokens = result.shapes or [], result.input_tokens or []
     if not result.ok or not len(shapes) == len(tokens) == count:
         return [msgspec.structs.replace(result, id=f"{result.id}#{at}") for at in range(count)]
     found: list[Result] = []
-    data, errors, start = result.data or b"", result.errors or {}, 0
-    for at, (shape, used) in enumerate(zip(shapes, tokens, strict=True)):
-        size = 0 if shape is None else _FLOAT_BYTES * math.prod(shape)
+    errors = result.errors or {}
+    for at, ((shape, data), used) in enumerate(zip(data_of_inputs(result), tokens, strict=True)):
         error = errors.get(at)
         found.append(
             Result(
@@ -267,12 +275,11 @@ def split_result(result: Result, count: int) -> list[Result]:
                 error=error,
                 provenance=result.provenance,
                 timing=result.timing,
-                data=data[start : start + size],
+                data=data,
                 shapes=[shape],
                 input_tokens=[used],
             )
         )
-        start += size
     return found
 
 
