@@ -1,9 +1,9 @@
 """How much of vLLM's speed remains behind Tokenyard for tasks that pool?
 
-Embeddings of short texts by `Client.map`, of `LLM.embed` on the same rows, and scores of one query
-with 100 documents, of `LLM.score`: rows per second with tiny models, one side after the other, in
-several rounds. The engine of `LLM` is in its own process, which is faster here. All numbers are
-compared.
+Embeddings of short texts by `Client.map`, and by a batch job on a table in Parquet, of `LLM.embed`
+on the same rows; scores of one query with 100 documents, of `LLM.score`: rows per second with tiny
+models, one side after the other, in several rounds. The engine of `LLM` is in its own process,
+which is faster here. All numbers are compared.
 
     python -m benchmarks.pooling [--rows 20000] [--rounds 3] [--json] [--quick]
 """
@@ -11,6 +11,8 @@ compared.
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,13 +21,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import numpy as np
+import pyarrow
+from pyarrow import parquet
 
 from benchmarks.child import TIMEOUT_S, run_child
 from benchmarks.machine import machine
 from benchmarks.measure import print_table
 from benchmarks.pooling_models import Kind, write_pooling_model
 from benchmarks.progress import exit_if_failed, publish
-from benchmarks.yard import embedded_broker, end_in_order, vllm_yard
+from benchmarks.yard import ServingYard, embedded_broker, end_in_order, vllm_yard
 from tokenyard import Client, arrays
 
 #: Requests that the engines run in a step.
@@ -34,9 +39,9 @@ MAX_NUM_SEQS: Final = 64
 DOCUMENTS: Final = 100
 #: Rounding in another batch.
 MOST_DIFFERENCE: Final = 1e-5
-_TASKS: Final[dict[str, Kind]] = {"embed": "bert", "score": "cross"}
+_TASKS: Final[dict[str, Kind]] = {"embed": "bert", "table": "bert", "score": "cross"}
 #: Ratio -> target.
-TARGETS: Final = {"embed": 0.95, "score": 1.0}
+TARGETS: Final = {"embed": 0.95, "table": 0.95, "score": 1.0}
 _QUICK_ROWS: Final = 2_000
 _WORDS: Final = ("river", "stone", "cloud", "letter", "garden", "winter", "number", "window")
 
@@ -69,18 +74,22 @@ def measure(task: str, count: int, rounds: int) -> list[Round]:
             vllm_yard(broker, "pooling", 1, model, worker_options=options) as yard,
             Client(yard.url, yard.name, result_timeout_s=TIMEOUT_S) as client,
         ):
-            _by_yard(client, task, rows(500))  # warms up
+            asked = "embed" if task == "table" else task
+            _by_yard(client, asked, rows(500))  # warms up
             found = []
             for _ in range(rounds):
                 direct = run_child(
                     "benchmarks.pooling_child",
-                    [task, str(model), str(count), str(MAX_NUM_SEQS)],
+                    [asked, str(model), str(count), str(MAX_NUM_SEQS)],
                     environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
                     timeout_s=TIMEOUT_S,
                 )
-                began = time.perf_counter()
-                numbers = _by_yard(client, task, rows(count))
-                seconds = time.perf_counter() - began
+                if task == "table":
+                    seconds, numbers = _by_job(yard, Path(folder), rows(count))
+                else:
+                    began = time.perf_counter()
+                    numbers = _by_yard(client, task, rows(count))
+                    seconds = time.perf_counter() - began
                 found.append(
                     Round(
                         len(numbers) / seconds,
@@ -89,6 +98,20 @@ def measure(task: str, count: int, rounds: int) -> list[Round]:
                     )
                 )
         return found
+
+
+def _by_job(yard: ServingYard, folder: Path, texts: Sequence[str]) -> tuple[float, list[Any]]:
+    """The embeddings of all rows of a table, and the seconds that `tokenyard batch run` takes."""
+    source, target = folder / "rows.parquet", folder / "answered.parquet"
+    parquet.write_table(pyarrow.table({"text": list(texts)}), source)
+    words = ["--redis-url", yard.url, "--yard", yard.name, "batch", "run", str(source)]
+    words += ["-o", str(target), "--task", "embed", "--column", "text", "--overwrite"]
+    began = time.perf_counter()
+    program = [sys.executable, "-m", "tokenyard", *words]
+    subprocess.run(program, check=True, capture_output=True, timeout=TIMEOUT_S)
+    seconds = time.perf_counter() - began
+    column = parquet.read_table(target)["embedding"].to_pylist()
+    return seconds, [np.array(one, np.float32) for one in column]
 
 
 def _by_yard(client: Client, task: str, texts: Sequence[str]) -> list[Any]:

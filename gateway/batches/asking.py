@@ -23,7 +23,7 @@ from tokenyard.batch.asking import (
     waiting_lines,
     window_for,
 )
-from tokenyard.batch.files import NumberedLine
+from tokenyard.batch.files import NumberedLine, read_lines
 from tokenyard.batch.input_scan import id_of
 from tokenyard.batch.opening import OpenJob
 
@@ -78,7 +78,8 @@ class FrontEndAsking:
         window = self._job.state.spec.window or window_for(await self._models.workers())
         room = asyncio.Semaphore(window)
         async with asyncio.TaskGroup() as group:
-            for numbered in waiting_lines(self._job, self._ending):
+            lines = read_lines(self._job.state.spec.input_path)
+            for numbered in waiting_lines(self._job, self._ending, lines):
                 await room.acquire()
                 if self._asker.is_over.is_set():
                     break

@@ -18,6 +18,7 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.batch import submit_batch
 from tokenyard.batch.asking import Ending, WaitsForLimit, waiting_lines
+from tokenyard.batch.files import read_lines
 from tokenyard.batch.opening import OpenJob
 from tokenyard.batch.rq import work
 from tokenyard.batch.rq.jobs import JobOrder, KnownJob, describe
@@ -93,7 +94,9 @@ class Limited:
         self._job, self._ending = job, ending
 
     def answers(self, _check: object) -> Iterator[Any]:
-        for number, _ in waiting_lines(self._job, self._ending):
+        for number, _ in waiting_lines(
+            self._job, self._ending, read_lines(self._job.state.spec.input_path)
+        ):
             if number > 1:
                 raise WaitsForLimit(self._job, "tokens_per_day: reached", 7200.0)
             yield number, self._ending.line(number, None)

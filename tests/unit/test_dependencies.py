@@ -21,6 +21,7 @@ INSTALLED: dict[str, Sequence[Sequence[str]]] = {
     "gateway/": [["gateway", "s3"], ["gateway-cpu", "s3"]],
     "tokenyard/": [[]],
     "tokenyard/batch/": [["batch"]],
+    "tokenyard/batch/tables": [["batch", "tables"]],
     "tokenyard/batch/rq/": [["batch"], ["gateway"], ["gateway-cpu"]],
     "tokenyard/board/": [["board", "metrics"], ["gateway"], ["gateway-cpu"]],
     "tokenyard/cli/": [["cli"]],

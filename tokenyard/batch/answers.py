@@ -99,6 +99,11 @@ def short(job: str) -> str:
     return job.removeprefix("batch_")
 
 
+def read_line_number(raw: bytes) -> int:
+    """The number of the input line in an output line of a job's own files."""
+    return int(_decode_done(raw).id.rpartition("_")[2])
+
+
 def read_done(raw: bytes) -> LineOutcome | None:
     """What an output line says; None if it is not one."""
     try:
@@ -173,6 +178,8 @@ def answer_line(
 
 
 def _body(name: str, line: ParsedLine, result: Result, created: int) -> dict[str, Any]:
+    if line.form == "row":
+        return _row_body(result)
     is_chat = line.form == "chat"
     only = Choice(
         0, result.tokens, result.text, result.finish_reason, result.stop_reason, result.logprobs
@@ -191,6 +198,13 @@ def _body(name: str, line: ParsedLine, result: Result, created: int) -> dict[str
     if result.provenance is not None:
         body["provenance"] = result.provenance
     return body
+
+
+def _row_body(result: Result) -> dict[str, Any]:
+    """The answer to a row of a table; numbers as base64."""
+    if result.shapes is None:
+        return {"text": result.text, "usage": result.usage}
+    return {"data": result.data, "shape": result.shapes[0], "usage": result.usage}
 
 
 def _chat_choice(choice: Choice, _: ParsedLine) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec, BatchState, n
 from tokenyard.client.aio import AsyncClient
 from tokenyard.client.options import Item, SharedOptions
 from tokenyard.protocol.keys import PriorityClass
+from tokenyard.protocol.wire import Task
 
 #: Lines that are not in a file: each as JSON text or as the decoded object.
 Lines = Iterable[Mapping[str, Any] | bytes | str]
@@ -37,6 +38,11 @@ class BatchOptions(TypedDict, total=False):
     completion_window_s: float
     result_ttl_s: int
     tenant: str
+    task: Task
+    column: str
+    prompt: str
+    message: str
+    into: str
 
 
 def spec_of(
@@ -65,7 +71,7 @@ def run_batch(
     on_progress: Callable[[Progress], None] = lambda _: None,
     **options: Unpack[BatchOptions],
 ) -> BatchState:
-    """Run a file of requests to the end; call it again to continue where it stopped.
+    """Run a file of requests, or a table, to the end; call it again to continue where it stopped.
 
     ``overwrite`` starts over; ``retry_errors`` runs lines with an error again. The returned
     state has ``status`` and ``counts``. Raises `SettingsError`, `UnreadableFile`,

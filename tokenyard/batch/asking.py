@@ -9,18 +9,25 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from tokenyard import clock
 from tokenyard.batch.answers import OutputLine, unrun_line
-from tokenyard.batch.files import NumberedLine, read_lines
 from tokenyard.batch.lines import ParsedLine
 from tokenyard.batch.opening import OpenJob
-from tokenyard.batch.requests import LineRequest, line_request, output_for
+from tokenyard.batch.requests import (
+    LineRequest,
+    Pack,
+    line_request,
+    output_for,
+    packs,
+    read_input,
+)
 from tokenyard.client.options import Item, SharedOptions
 from tokenyard.client.sync import Client
 from tokenyard.protocol.errors import QuotaExceeded, TransientError, UnknownRequest
 from tokenyard.protocol.replies import Result
+from tokenyard.protocol.wire import GENERATE, PACK_INPUTS
 from tokenyard.protocol.worker_info import WorkerInfo
 
 #: A job waits for workers without limit; only a completion window ends it.
@@ -34,6 +41,8 @@ PATIENCE_S: Final = 10.0
 _LONGEST_PAUSE_S: Final = 300.0
 
 _log = logging.getLogger("tokenyard.batch")
+
+T = TypeVar("T")
 
 #: The answer to the input line with this number.
 Answer = tuple[int, OutputLine]
@@ -87,14 +96,16 @@ class Asking(Protocol):
 AskingFactory = Callable[[OpenJob, Ending], AbstractContextManager[Asking]]
 
 
-def request_name(job: OpenJob, number: int) -> str:
+def request_name(job: OpenJob, name: int | str) -> str:
     """The name of a line's request; new in each round, in which answered lines run again."""
-    return str(number) if job.state.round == 1 else f"{number}.{job.state.round}"
+    return str(name) if job.state.round == 1 else f"{name}.{job.state.round}"
 
 
-def waiting_lines(job: OpenJob, ending: Ending) -> Iterator[NumberedLine]:
-    """The lines that are not done, until the job ends."""
-    for number, raw in read_lines(job.state.spec.input_path):
+def waiting_lines(
+    job: OpenJob, ending: Ending, lines: Iterable[tuple[int, T]]
+) -> Iterator[tuple[int, T]]:
+    """The lines of the input that are not done, until the job ends."""
+    for number, raw in lines:
         if ending.code:
             break
         if number not in job.outputs.done:
@@ -116,8 +127,11 @@ class ClientAsking:
         self._job = job
         self._spec = job.state.spec
         self._ending = ending
-        self._window = self._spec.window or window_for(client.info().workers.values())
-        self._pending: dict[int, LineRequest] = {}
+        workers = client.info().workers.values()
+        self._window = self._spec.window or window_for(workers)
+        if self._spec.task != GENERATE:
+            self._window = max(2 * len(workers), self._window // PACK_INPUTS, 2)
+        self._pending: dict[int, Pack] = {}
 
     def answers(self, check: Callable[[], None]) -> Iterator[Answer]:
         """See `Asking`; starts again after an error of the yard."""
@@ -149,16 +163,24 @@ class ClientAsking:
             **self._shared(),
         )
         for index, result in found:
-            request = self._pending.pop(index)
-            yield request.number, self._output(request, result)
+            pack = self._pending.pop(index)
+            for request, one in zip(pack.lines, pack.results(result), strict=True):
+                yield request.number, self._output(request, one)
 
     def _items(self) -> Iterator[Item]:
-        for index, (number, raw) in enumerate(waiting_lines(self._job, self._ending)):
+        lines = self._lines()
+        is_packed = self._spec.task != GENERATE
+        for index, pack in enumerate(
+            packs(lines) if is_packed else (Pack([line], line.item) for line in lines)
+        ):
+            self._pending[index] = pack
+            yield pack.item
+
+    def _lines(self) -> Iterator[LineRequest]:
+        for number, raw in waiting_lines(self._job, self._ending, read_input(self._spec)):
             name = request_name(self._job, number)
             is_repeated = number in self._job.input.repeated
-            request = line_request(self._spec, number, raw, name, is_repeated=is_repeated)
-            self._pending[index] = request
-            yield request.item
+            yield line_request(self._spec, number, raw, name, is_repeated=is_repeated)
 
     def _shared(self) -> SharedOptions:
         shared: SharedOptions = {
@@ -185,9 +207,9 @@ class ClientAsking:
 
     def cancel(self) -> None:
         """See `Asking`."""
-        for request in list(self._pending.values()):  # another thread changes them
-            if isinstance(request.line, ParsedLine):
-                self._client.cancel(request.request_id)
+        for pack in list(self._pending.values()):  # another thread changes them
+            if pack.request_id:
+                self._client.cancel(pack.request_id)
 
 
 def by_client(

@@ -13,10 +13,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from tokenyard.batch.files import read_lines
 from tokenyard.batch.input_scan import scan_input
 from tokenyard.batch.lines import BadLine
-from tokenyard.batch.requests import line_request
+from tokenyard.batch.requests import check_params, line_request, read_input
 from tokenyard.batch.state import BatchSpec
 from tokenyard.client.build import RequestBuilder
 from tokenyard.client.tokenization import Tokenizer
@@ -128,14 +127,15 @@ def dry_run(spec: BatchSpec, fleet: Fleet, tokenizer: Tokenizer | None) -> Repor
     """Read a whole file; raises `UnreadableFile`, or `InvalidRequest` for bad ``params``."""
     builder = RequestBuilder("dry-run", tokenizer)
     builder.max_request_bytes = fleet.max_request_bytes
-    builder.prepare("?", {"params": spec.params})
-    found = scan_input(spec.input_path)
+    check_params(spec)
+    spec.check_columns()
+    found = scan_input(spec)
     report = Report(lines=found.lines, notes=list(fleet.notes))
     if tokenizer is not None:
         report.tokens = TokenCount()
     asked = (
         line_request(spec, number, raw, "", is_repeated=number in found.repeated)
-        for number, raw in read_lines(spec.input_path)
+        for number, raw in read_input(spec)
     )
     while group := list(itertools.islice(asked, _BURST)):
         prepared_group = builder.prepare_many([each.item for each in group], {})

@@ -73,14 +73,15 @@ class _Decompressor(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-def _zstandard() -> Any:
+def zstandard() -> Any:
+    """The library; raises `SettingsError` where it is not installed."""
     try:
-        import zstandard
+        import zstandard as library
     except ImportError as error:
         raise SettingsError(
             [f"a file name that ends in .zst needs zstandard: {pip_install('batch')}"]
         ) from error
-    return zstandard
+    return library
 
 
 def is_compressed(path: Path) -> bool:
@@ -91,7 +92,7 @@ def is_compressed(path: Path) -> bool:
 def check_codec(path: Path) -> None:
     """Raises `SettingsError` if the library for its suffix is not installed."""
     if path.suffix == ".zst":
-        _zstandard()
+        zstandard()
 
 
 def member(path: Path, data: bytes) -> bytes:
@@ -100,14 +101,14 @@ def member(path: Path, data: bytes) -> bytes:
         # Without a time, so that the same lines give the same bytes.
         return gzip.compress(data, _GZIP_LEVEL, mtime=0)
     if path.suffix == ".zst":
-        return cast(bytes, _zstandard().ZstdCompressor().compress(data))
+        return cast(bytes, zstandard().ZstdCompressor().compress(data))
     return data
 
 
 def _decompressor(path: Path) -> _Decompressor:
     if path.suffix == ".gz":
         return zlib.decompressobj(_GZIP_WINDOW)
-    return cast(_Decompressor, _zstandard().ZstdDecompressor().decompressobj())
+    return cast(_Decompressor, zstandard().ZstdDecompressor().decompressobj())
 
 
 class _Members(io.RawIOBase):

@@ -15,6 +15,8 @@ from typing import IO, Final
 from msgspec import UNSET, Struct, UnsetType
 
 from tokenyard.batch.files import LineNumbers, read_lines
+from tokenyard.batch.state import BatchSpec
+from tokenyard.batch.tables import count_rows
 from tokenyard.protocol.parse import BadJson, ForeignJson
 
 _BUCKETS: Final = 256
@@ -42,15 +44,17 @@ class InputScan:
     repeated: LineNumbers = field(default_factory=LineNumbers)
 
 
-def scan_input(path: Path) -> InputScan:
-    """Read a whole input file once; raises `UnreadableFile`."""
+def scan_input(spec: BatchSpec) -> InputScan:
+    """Read a whole input once; raises `UnreadableFile`."""
+    if spec.is_table:
+        return InputScan(count_rows(spec.input_path))
     found = InputScan()
     with contextlib.ExitStack() as stack:
         buckets: list[IO[bytes]] = [
             stack.enter_context(tempfile.SpooledTemporaryFile(_BUCKET_BYTES))
             for _ in range(_BUCKETS)
         ]
-        for number, raw in read_lines(path):
+        for number, raw in read_lines(spec.input_path):
             found.lines += 1
             name = id_of(raw) if raw is not None else None
             if name is not None:

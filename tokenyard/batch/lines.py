@@ -14,8 +14,8 @@ from tokenyard.client.options import Prompt, SamplingOptions
 from tokenyard.protocol.parse import BadJson, ForeignJson
 from tokenyard.protocol.wire import ChatOptions
 
-#: The form of the answer.
-Form = Literal["chat", "completion"]
+#: The form of the answer; that of a row is ours.
+Form = Literal["chat", "completion", "row"]
 
 CHAT_URL: Final = "/v1/chat/completions"
 COMPLETIONS_URL: Final = "/v1/completions"

@@ -23,7 +23,17 @@ from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.texts import counted
 
 #: Settings that a resumed job must not change, because they affect its results.
-_LASTING = ("model", "params", "ordered", "errors_path")
+_LASTING = (
+    "model",
+    "params",
+    "ordered",
+    "errors_path",
+    "task",
+    "column",
+    "prompt",
+    "message",
+    "into",
+)
 
 
 @dataclass(slots=True)
@@ -60,7 +70,7 @@ def open_job(
     """
     spec.check()
     mark = InputMark.of(spec.input_path)
-    with Outputs(spec.output_path, spec.errors_path, lock_within_s) as outputs:
+    with Outputs(spec.results_path, spec.errors_path, lock_within_s) as outputs:
         if overwrite and not _is_begun(spec, job_id):
             spec.state_path.unlink(missing_ok=True)
             outputs.clear()
@@ -69,7 +79,7 @@ def open_job(
             state = _begin(spec, mark, job_id, outputs)
         else:
             is_retried = retry not in {"", state.retried}
-            _check_same(spec, mark, state, may_correct=is_retried)
+            check_same(spec, mark, state, may_correct=is_retried and not spec.is_table)
             state.spec = spec
             if state.input_mark != mark:
                 outputs.renumber(state.id, numbers_by_id(spec.input_path))
@@ -78,7 +88,7 @@ def open_job(
             state.input_mark = mark  # once no error has a number of the file before
         state.enter("validating")
         state.save()
-        found = scan_input(spec.input_path)
+        found = scan_input(spec)
         cut = outputs.recover(state.id)
         opened = OpenJob(state, outputs, found, cut)
         state.counts = opened.counts
@@ -108,7 +118,8 @@ def _begin(spec: BatchSpec, mark: InputMark, job_id: str, outputs: Outputs) -> B
     return state
 
 
-def _check_same(spec: BatchSpec, mark: InputMark, state: BatchState, *, may_correct: bool) -> None:
+def check_same(spec: BatchSpec, mark: InputMark, state: BatchState, *, may_correct: bool) -> None:
+    """Raises `SettingsError` where a job was begun with other settings or another input."""
     faults = [
         f"{name}: was {getattr(state.spec, name)!r} when {spec.output} was begun"
         for name in _LASTING

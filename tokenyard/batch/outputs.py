@@ -92,7 +92,7 @@ class LineFile:
                 if os.fstat(self._fd).st_ino == self.path.stat().st_ino:
                     return
                 raise BlockingIOError  # another process has replaced it
-            except BlockingIOError as error:
+            except (BlockingIOError, FileNotFoundError) as error:
                 if clock.monotonic() >= give_up:
                     raise OutputInUse(f"{self.path}: another process writes to it") from error
                 clock.sleep(_LOCK_POLL_S)

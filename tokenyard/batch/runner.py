@@ -12,14 +12,16 @@ import msgspec
 
 from tokenyard import clock
 from tokenyard.batch.asking import Asking, AskingFactory, Ending, by_client
-from tokenyard.batch.files import UnreadableFile, read_lines
+from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.input_scan import id_of
-from tokenyard.batch.opening import OpenJob, open_job
+from tokenyard.batch.opening import OpenJob, check_same, open_job
 from tokenyard.batch.outputs import FLUSH_EVERY_S
 from tokenyard.batch.progress import LineCount, LineRate, Progress
-from tokenyard.batch.state import BatchSpec, BatchState, InputMark, Status
+from tokenyard.batch.requests import check_params, read_input
+from tokenyard.batch.rows import read_answers
+from tokenyard.batch.state import BatchSpec, BatchState, InputMark, Status, load_state
+from tokenyard.batch.tables import check_target, write_table
 from tokenyard.broker.connection import connected
-from tokenyard.client.build import RequestBuilder
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, TokenyardError, TransientError
 from tokenyard.protocol.keys import Keys
@@ -77,8 +79,13 @@ class Runner:
         Raises the error that ends it early, such as `UnreadableFile`, `BatchBroken` or
         `NoCoordinator`. The next run continues from the files.
         """
-        RequestBuilder("anon", None).prepare("?", {"params": self._spec.params})
+        check_params(self._spec)
         self._check_model()
+        if finished := self._finished_table(overwrite=overwrite):
+            return finished
+        self._spec.check_columns()
+        if self._spec.is_table:
+            check_target(self._spec.input_path, self._spec.output_path)
         with open_job(
             self._spec,
             job_id=job_id,
@@ -115,6 +122,7 @@ class Runner:
         if self._ending.code:
             self._answer_unrun(job)
         self._check(job)
+        self._write_table(job)
         self._enter(_ENDS[self._ending.code] if self._ending.unrun else "completed")
         counts = job.state.counts
         _log.info(
@@ -145,6 +153,33 @@ class Runner:
                 f"there is no model {model!r}{hint} Known models: {', '.join(served)}"
             )
 
+    # Tables
+
+    def _finished_table(self, *, overwrite: bool) -> BatchState | None:
+        """The state of a table that has all its answers, and so no file of results any more."""
+        state = load_state(self._spec.state_path) if self._spec.is_table else None
+        if (
+            state is None
+            or overwrite
+            or state.status != "completed"
+            or self._spec.results_path.exists()
+            or not self._spec.output_path.exists()
+        ):
+            return None
+        check_same(self._spec, InputMark.of(self._spec.input_path), state, may_correct=False)
+        return state
+
+    def _write_table(self, job: OpenJob) -> None:
+        """Write the table; the answers by line stay where some are errors, to be run again."""
+        spec = self._spec
+        if not spec.is_table:
+            return
+        answers = read_answers(spec.results_path, spec.errors_path, job.input.lines)
+        write_table(spec.input_path, spec.output_path, spec.new_columns, answers)
+        if not job.counts.failed:
+            spec.results_path.unlink()
+            spec.errors_path.unlink()
+
     # Lines
 
     def _run_lines(self, job: OpenJob) -> None:
@@ -161,9 +196,9 @@ class Runner:
 
     def _answer_unrun(self, job: OpenJob) -> None:
         """Write an error for each line that the job did not run."""
-        for number, raw in read_lines(self._spec.input_path):
+        for number, raw in read_input(self._spec):
             if number not in job.outputs.done:
-                name = id_of(raw) if raw is not None else None
+                name = id_of(raw) if isinstance(raw, bytes) else None
                 job.outputs.write(number, self._ending.line(number, name))
 
     def _check(self, job: OpenJob) -> None:

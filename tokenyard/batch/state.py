@@ -19,9 +19,12 @@ from msgspec import Meta, Struct
 
 from tokenyard import clock
 from tokenyard.batch.files import UnreadableFile, check_codec, write_whole
+from tokenyard.batch.tables import NewColumns, check_columns, table_files
+from tokenyard.batch.templates import columns_of
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import BATCH_PREFIX, PRIORITY_CLASSES, PriorityClass, is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE
+from tokenyard.protocol.wire import GENERATE, TASKS, Task
 
 Status = Literal[
     "validating",
@@ -42,6 +45,14 @@ DEFAULT_RESULT_TTL_S: Final = 600
 #: How often RQ retries a failed job after its last progress.
 DEFAULT_RETRIES: Final = 5
 _ENDS_BYTES: Final = 64 * 1024
+#: The columns of a table that get the answers, by the task. A score needs a query for each row.
+_NEW_COLUMNS: Final = {
+    "generate": NewColumns("generated_text", 0),
+    "embed": NewColumns("embedding", 1),
+    "classify": NewColumns("probs", 1),
+    "token_embed": NewColumns("token_embeddings", 2),
+    "token_classify": NewColumns("token_probs", 2),
+}
 TokenCount = Annotated[int, Meta(ge=0, le=2**53)]
 _Instant = Annotated[int, Meta(ge=0, le=2**40)]
 _Seconds = Annotated[float, Meta(ge=0, le=2.0**40)]
@@ -50,7 +61,8 @@ _Seconds = Annotated[float, Meta(ge=0, le=2.0**40)]
 class BatchSpec(Struct, frozen=True, kw_only=True):
     """The settings of a job; JSON in RQ.
 
-    ``params`` and ``model`` are the defaults of its lines. Times are in seconds.
+    ``params`` and ``model`` are the defaults of its lines. With one of ``column``, ``prompt`` and
+    ``message`` the input is a table. Times are in seconds.
     """
 
     input: str
@@ -67,6 +79,11 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
     endpoint: str = ""  # of a gateway's batch: the URL of all its lines
     models: list[str] | None = None  # of a gateway's batch: only these; None: any
     window_from: float = 0.0  # unix seconds; 0: the first start
+    task: Task = GENERATE  # of a table, as what follows
+    column: str = ""  # with the prompts
+    prompt: str = ""  # a prompt with the names of columns in braces
+    message: str = ""  # the same as the message of a chat
+    into: str = ""  # the column for the answers; "": by the task
 
     @property
     def input_path(self) -> Path:
@@ -83,8 +100,34 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
         """The file of errors: ``out.errors.jsonl.gz`` for ``out.jsonl.gz``."""
         if self.errors:
             return Path(self.errors)
+        if self.is_table:
+            return self.output_path.with_name(f"{self.output_path.name}.errors.jsonl")
         stem, dot, rest = self.output_path.name.partition(".")
         return self.output_path.with_name(f"{stem}.errors{dot}{rest}")
+
+    @property
+    def results_path(self) -> Path:
+        """The file of results by line: of a table only until each of its rows has one."""
+        if self.is_table:
+            return self.output_path.with_name(f"{self.output_path.name}.results.jsonl")
+        return self.output_path
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the input is a table."""
+        return bool(self.column or self.prompt or self.message)
+
+    @property
+    def new_columns(self) -> NewColumns:
+        """The columns that a table gets."""
+        new = _NEW_COLUMNS[self.task]
+        return NewColumns(self.into or new.answer, new.dimensions)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of a table that make a prompt."""
+        named = [] if self.column else columns_of(self.prompt or self.message)
+        return [self.column] if self.column else list(dict.fromkeys(named))
 
     @property
     def state_path(self) -> Path:
@@ -116,6 +159,7 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
             "input": self.input_path,
             "output": self.output_path,
             "errors": self.errors_path,
+            **({"the results by row": self.results_path} if self.is_table else {}),
             "the state of the job": self.state_path,
             "the log of the job": self.log_path,
         }
@@ -134,10 +178,41 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
             errors.append("completion_window_s: must not be negative")
         if self.result_ttl_s < 1:
             errors.append("result_ttl_s: must be at least 1")
+        errors += self._table_errors()
         if errors:
             raise SettingsError(errors)
         for path in (self.input_path, self.output_path, self.errors_path):
             check_codec(path)
+
+    def _table_errors(self) -> list[str]:
+        sources = [name for name in ("column", "prompt", "message") if getattr(self, name)]
+        if not sources:
+            return [
+                f"{name}: needs a table: give column, prompt or message as well"
+                for name in ("task", "into")
+                if getattr(self, name) not in {"", GENERATE}
+            ]
+        errors = []
+        if len(sources) > 1:
+            errors.append(f"{sources[1]}: give only one of column, prompt and message")
+        if self.task not in TASKS:
+            errors.append(f"task: use one of {', '.join(_NEW_COLUMNS)}")
+        elif self.task not in _NEW_COLUMNS:
+            errors.append(f"task: {self.task} has two texts, and a table is for one: use a client")
+        elif self.message and self.task != GENERATE:
+            errors.append(f"message: {self.task} takes no chat: give column or prompt")
+        if self.params.get("n", 1) != 1:
+            errors.append("n: a row of a table gets one answer")
+        try:
+            self.columns  # noqa: B018 - whether it can be read
+        except ValueError as error:
+            errors.append(f"{sources[0]}: {error}")
+        return errors
+
+    def check_columns(self) -> None:
+        """Raises `SettingsError` or `UnreadableFile` for a table that has not the columns."""
+        if self.is_table:
+            check_columns(self.input_path, self.columns, self.new_columns)
 
 
 def _is_same_file(one: Path, other: Path) -> bool:
@@ -201,23 +276,26 @@ class CodeCount(Struct):
 
 
 class InputMark(Struct, frozen=True):
-    """Identifies an input file."""
+    """Identifies an input: a file, or a folder of tables."""
 
     size: int
-    digest: str  # of its first and last bytes
+    digest: str  # of the first and last bytes of each file
 
     @classmethod
     def of(cls, path: Path) -> InputMark:
-        """The mark of a file; raises `UnreadableFile`."""
+        """The mark of an input; raises `UnreadableFile`."""
+        size, digest = 0, hashlib.blake2b(digest_size=16)
         try:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                text = file.read(_ENDS_BYTES)
-                file.seek(max(0, size - _ENDS_BYTES))
-                text += file.read(_ENDS_BYTES)
+            for each in table_files(path):
+                with each.open("rb") as file:
+                    length = os.fstat(file.fileno()).st_size
+                    size += length
+                    digest.update(file.read(_ENDS_BYTES))
+                    file.seek(max(0, length - _ENDS_BYTES))
+                    digest.update(file.read(_ENDS_BYTES))
         except OSError as error:
             raise UnreadableFile(f"{path}: {error.strerror or error}") from error
-        return cls(size, hashlib.blake2b(text, digest_size=16).hexdigest())
+        return cls(size, digest.hexdigest())
 
 
 class BatchError(Struct, frozen=True):

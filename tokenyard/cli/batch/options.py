@@ -19,6 +19,7 @@ from tokenyard.cli.shared.options import class_option, name_option, param_option
 from tokenyard.process.program import Exit, YardChoice
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.texts import pip_install, span_ms
+from tokenyard.protocol.wire import GENERATE, TASKS
 
 
 def duration(value: Any) -> float:
@@ -66,6 +67,22 @@ spec_options: Final = with_options(
         "--errors",
         type=click.Path(path_type=Path),
         help="Where errors are written.  [default: out.errors.jsonl for out.jsonl]",
+    ),
+    click.option(
+        "--task",
+        type=click.Choice(TASKS),
+        default=GENERATE,
+        show_default=True,
+        help="What is made of each row of a table.",
+    ),
+    click.option("--column", default="", help="INPUT is a table, with the prompts in this column."),
+    click.option("--prompt", default="", help="The same, as a prompt: 'Summarize: {text}'."),
+    click.option("--message", default="", help="The same, as a user's message in a chat."),
+    click.option(
+        "--into",
+        default="",
+        metavar="COLUMN",
+        help="Column for the answers to the rows.  [default: generated_text, embedding, ...]",
     ),
     name_option("model", "Model of lines without one."),
     param_option("Default sampling parameter of the lines: name=JSON."),

@@ -1,0 +1,120 @@
+"""Rows of a table: each becomes a request, and its answer is found again by the row's number."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from tokenyard.batch.answers import LineError, read_line_number
+from tokenyard.batch.lines import BadLine, ParsedLine
+from tokenyard.batch.state import BatchSpec
+from tokenyard.batch.tables import Row, RowAnswer
+from tokenyard.batch.templates import fill_template
+from tokenyard.client import checks
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.wire import GENERATE
+
+#: Values that a template takes beside text, as Python writes them.
+_PLAIN: Final = (bool, int, float, decimal.Decimal, datetime.date, datetime.time)
+
+
+class BadRow(ValueError):
+    """A row has no prompt."""
+
+
+def parse_row(spec: BatchSpec, number: int, row: Row) -> ParsedLine | BadLine:
+    """The request of a row."""
+    name = str(number)
+    try:
+        new = next((column for column in spec.new_columns.names if column in row), None)
+        if new is not None:
+            raise BadRow(f"the row has {new!r} already: choose --into")
+        prompt = _prompt(spec, row)
+        if spec.task != GENERATE:
+            # Alone first, because a bad one would spoil the request that it shares with others.
+            checks.parse_inputs([prompt])
+    except (BadRow, UnicodeEncodeError) as error:
+        return BadLine(None, str(error), "invalid_row")
+    except InvalidRequest as error:
+        return BadLine(None, f"prompt: {error.message}", "invalid_row")
+    return ParsedLine(name, "row", prompt, {"task": spec.task}, {})
+
+
+def _prompt(spec: BatchSpec, row: Row) -> Any:
+    for column in spec.columns:
+        if row.get(column) is None:
+            raise BadRow(f"the row has no {column!r}")
+    if not spec.column:
+        text = fill_template(
+            spec.prompt or spec.message,
+            {column: _text(column, row[column]) for column in spec.columns},
+        )
+        return [{"role": "user", "content": text}] if spec.message else text
+    value = row[spec.column]
+    if not value:
+        raise BadRow(f"{spec.column!r} is empty")
+    if isinstance(value, list) and isinstance(value[0], dict):
+        # Parquet has all fields of any message in each.
+        return [{k: v for k, v in message.items() if v is not None} for message in value]
+    if not isinstance(value, str | list):
+        raise BadRow(f"{spec.column!r} is {type(value).__name__}, not text, token ids or messages")
+    return value
+
+
+def _text(column: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | dict):
+        return msgspec.json.encode(value).decode()
+    if not isinstance(value, _PLAIN):
+        raise BadRow(f"{column!r} is {type(value).__name__}, not text")
+    return str(value)
+
+
+class _Body(Struct):
+    text: str | None = None
+    data: bytes = b""
+    shape: list[int] | None = None
+
+
+class _Response(Struct):
+    body: _Body
+
+
+class _Line(Struct):
+    response: _Response | None = None
+    error: LineError | None = None
+
+
+_decode: Final = msgspec.json.Decoder(_Line).decode
+
+
+def read_answers(results: Path, errors: Path, rows: int) -> Iterator[RowAnswer]:
+    """The answers in two files of `answers.OutputLine`, in the order of the rows.
+
+    Takes 8 bytes of memory for a row: where its answer begins.
+    """
+    found = array("q", bytes(8 * (rows + 1)))
+    with results.open("rb") as good, errors.open("rb") as bad:
+        files = (good, bad)
+        for which, file in enumerate(files):
+            begin = 0
+            for raw in file:
+                found[read_line_number(raw)] = begin << 1 | which
+                begin += len(raw)
+        for place in found[1:]:
+            file = files[place & 1]
+            file.seek(place >> 1)
+            line = _decode(file.readline())
+            if line.error is not None:
+                yield RowAnswer(error=f"{line.error.code}: {line.error.message}")
+            elif line.response is not None:
+                body = line.response.body
+                yield RowAnswer(body.text, body.data, body.shape)

@@ -1,0 +1,25 @@
+"""Prompts made from the columns of a table: ``Summarize: {text}``."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+
+
+def columns_of(template: str) -> list[str]:
+    """The names in the braces of a template; raises ValueError."""
+    parts = list(string.Formatter().parse(template))
+    names = [name for _, name, _, _ in parts if name is not None]
+    if not all(names) or any(form or conversion for _, _, form, conversion in parts):
+        raise ValueError("write a column as {name}, and a brace as {{ or }}")
+    if not names:
+        raise ValueError("names no column: write one as {name}")
+    return names
+
+
+def fill_template(template: str, values: Mapping[str, str]) -> str:
+    """A template of `columns_of` with the values of its columns."""
+    return "".join(
+        text + ("" if name is None else values[name])
+        for text, name, _, _ in string.Formatter().parse(template)
+    )
