@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.batch.conftest import zstd
+from tokenyard.batch.api import spec_of
 from tokenyard.batch.files import LineNumbers, UnreadableFile, cut_torn_end, member, read_lines
 from tokenyard.batch.input_scan import scan_input
 from tokenyard.batch.lines import BadLine, parse_line
@@ -78,13 +79,13 @@ def test_a_file_compressed_by_another_program_is_read(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFile, match="no-such-file"):
-        scan_input(tmp_path / "no-such-file")
+        scan_input(spec_of(tmp_path / "no-such-file", "out.jsonl", {}))
 
 
 def test_input_scan_counts_lines_and_finds_repeated_ids(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text('{"custom_id":"a"}\n\n{"id":"b"}\n{broken\n{"id":"a"}\n{"id":1}\n{"id":"1"}\n')
-    found = scan_input(path)
+    found = scan_input(spec_of(path, "out.jsonl", {}))
     assert found.lines == 6
     assert [number for number in range(10) if number in found.repeated] == [5, 7]
 
@@ -93,7 +94,7 @@ def test_a_line_of_nested_arrays_is_only_a_bad_line(tmp_path: Path) -> None:
     path, nested = tmp_path / "in.jsonl", b"[" * 1000 + b"]" * 1000
     path.write_bytes(b'{"id":"a","prompt":' + nested + b'}\n{"id":"b","prompt":"1+1="}\n')
 
-    assert scan_input(path).lines == 2
+    assert scan_input(spec_of(path, "out.jsonl", {})).lines == 2
     assert parse_line(1, b'{"id":"a","prompt":' + nested + b"}").__class__ is BadLine
 
 
