@@ -276,7 +276,7 @@ def test_rows_with_an_error_run_again(tables: Tables) -> None:
         ({"prompt": "{} {text}"}, "prompt: write a column as {name}"),
         ({"prompt": "{text"}, "prompt: expected '}' before end of string"),
         ({"message": "{text}", "task": "embed"}, "message: embed takes no chat"),
-        ({"column": "text", "task": "score"}, "task: score has two texts"),
+        ({"column": "text", "task": "score"}, "task: use one of generate, embed, "),
         ({"column": "text", "params": {"n": 2}}, "n: a row of a table gets one answer"),
         ({"column": "text", "into": "n"}, "has a column 'n' already: choose --into"),
     ],

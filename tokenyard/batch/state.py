@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -24,7 +25,7 @@ from tokenyard.batch.templates import columns_of
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import BATCH_PREFIX, PRIORITY_CLASSES, PriorityClass, is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE
-from tokenyard.protocol.wire import GENERATE, TASKS, Task
+from tokenyard.protocol.wire import GENERATE, Task
 
 Status = Literal[
     "validating",
@@ -46,13 +47,14 @@ DEFAULT_RESULT_TTL_S: Final = 600
 DEFAULT_RETRIES: Final = 5
 _ENDS_BYTES: Final = 64 * 1024
 #: The columns of a table that get the answers, by the task. A score needs a query for each row.
-_NEW_COLUMNS: Final = {
+_NEW_COLUMNS: Final[Mapping[Task, NewColumns]] = {
     "generate": NewColumns("generated_text", 0),
     "embed": NewColumns("embedding", 1),
     "classify": NewColumns("probs", 1),
     "token_embed": NewColumns("token_embeddings", 2),
     "token_classify": NewColumns("token_probs", 2),
 }
+TABLE_TASKS: Final = tuple(_NEW_COLUMNS)
 TokenCount = Annotated[int, Meta(ge=0, le=2**53)]
 _Instant = Annotated[int, Meta(ge=0, le=2**40)]
 _Seconds = Annotated[float, Meta(ge=0, le=2.0**40)]
@@ -195,10 +197,8 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
         errors = []
         if len(sources) > 1:
             errors.append(f"{sources[1]}: give only one of column, prompt and message")
-        if self.task not in TASKS:
-            errors.append(f"task: use one of {', '.join(_NEW_COLUMNS)}")
-        elif self.task not in _NEW_COLUMNS:
-            errors.append(f"task: {self.task} has two texts, and a table is for one: use a client")
+        if self.task not in TABLE_TASKS:
+            errors.append(f"task: use one of {', '.join(TABLE_TASKS)}")
         elif self.message and self.task != GENERATE:
             errors.append(f"message: {self.task} takes no chat: give column or prompt")
         if self.params.get("n", 1) != 1:

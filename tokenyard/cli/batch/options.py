@@ -13,13 +13,13 @@ from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.rq import is_installed
 from tokenyard.batch.runner import BatchBroken
-from tokenyard.batch.state import DEFAULT_RESULT_TTL_S
+from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, TABLE_TASKS
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import class_option, name_option, param_option, with_options
 from tokenyard.process.program import Exit, YardChoice
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.texts import pip_install, span_ms
-from tokenyard.protocol.wire import GENERATE, TASKS
+from tokenyard.protocol.wire import GENERATE
 
 
 def duration(value: Any) -> float:
@@ -70,7 +70,7 @@ spec_options: Final = with_options(
     ),
     click.option(
         "--task",
-        type=click.Choice(TASKS),
+        type=click.Choice(TABLE_TASKS),
         default=GENERATE,
         show_default=True,
         help="What is made of each row of a table.",

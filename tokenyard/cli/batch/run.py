@@ -71,7 +71,7 @@ def run(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Run a file of requests, and write one answer for each line.
+    """Run a file of requests, or a table, and write one answer for each line or row.
 
     It can be killed at any time: the same command continues where it stopped. The output files
     contain what is done; OUTPUT.state describes the job.
@@ -80,6 +80,7 @@ def run(
       tokenyard batch run in.jsonl -o out.jsonl
       tokenyard batch run in.jsonl -o out.jsonl --retry-errors     run failed lines again
       tokenyard batch run in.jsonl --dry-run                       only check the file
+      tokenyard batch run rows.parquet -o out.parquet --task embed --column text
 
     Exit statuses:
       0  each line has its answer, result or error      3  no broker or no coordinator
