@@ -137,15 +137,33 @@ def test_a_full_queue_refuses_before_the_head(full: Slow, path: str, stream: boo
     assert (refused.json().get("type") == "error") is (path == MESSAGES)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("path", ENDPOINTS)
-def test_a_key_that_met_a_full_queue_is_free(full: Slow, path: str) -> None:
-    key, body = random_name("key"), {"model": "speaker", **ENDPOINTS[path]}
+def test_a_key_that_met_a_full_queue_is_free(full: Slow, path: str, stream: bool) -> None:
+    key, body = random_name("key"), {"model": "speaker", "stream": stream, **ENDPOINTS[path]}
     for changed in ({}, {"temperature": 0.5}):
         refused = post(full.door, path, body | changed, Idempotency_Key=key)
         assert refused.status_code == 429, refused.text
         assert not full.plant.connection.exists(
             full.plant.keys.http_record("http", durable_id("http", key))
         )
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_a_key_that_came_with_a_wrong_body_is_free(slow: Slow, path: str, stream: bool) -> None:
+    # Given a value that the queue cannot carry, which vLLM lets pass: it has begun its stream
+    key, body = random_name("key"), {"model": "speaker", "stream": stream, **ENDPOINTS[path]}
+    wrong = {"top_k": 2**31}
+
+    # If it comes with a key, I expect a refusal that says so,
+    refused = post(slow.door, path, body | wrong, Idempotency_Key=key)
+    assert refused.status_code == 400, refused.text
+    assert "top_k" in refused.json()["error"]["message"]
+
+    # and the key is free for the right body.
+    answered = post(slow.door, path, body, Idempotency_Key=key)
+    assert answered.status_code == 200, answered.text
 
 
 def test_the_sdk_knows_a_full_queue_and_tries_again_by_itself(full: Slow) -> None:
