@@ -41,6 +41,7 @@ ENDPOINTS: Final[dict[str, dict[str, Any]]] = {
     MESSAGES: {"messages": say("a"), "max_tokens": 5},
 }
 SLOW: Final[dict[str, Any]] = {"model": "speaker", "messages": say("a"), "max_tokens": 900}
+SLOW_RESPONSE: Final[dict[str, Any]] = {"model": "speaker", "input": "a", "max_output_tokens": 900}
 ROOM: Final = 4
 
 
@@ -269,17 +270,26 @@ def test_an_error_inside_a_stream_of_messages_is_one_that_the_sdk_reads(slow: Sl
     assert body.request_id == name
 
 
-def test_a_client_that_waits_for_the_whole_answer_may_leave_too(slow: Slow) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, SLOW), ("/v1/responses", SLOW_RESPONSE)], ids=["chat", "response"]
+)
+def test_a_client_that_waits_for_the_whole_answer_may_leave_too(
+    slow: Slow, path: str, body: dict[str, Any]
+) -> None:
+    logged = len(slow.door.program.log)
     key = random_name("request")
     name = durable_id("http", key)
     headers = {"Idempotency-Key": key, "X-Tokenyard-On-Disconnect": "cancel"}
     headers["Content-Type"] = "application/json"
     connection = http.client.HTTPConnection("127.0.0.1", slow.door.port, timeout=60)
-    connection.request("POST", CHAT, json.dumps(SLOW), headers)
+    connection.request("POST", path, json.dumps(body), headers)
     eventually(lambda: slow.ids_of(name))
     connection.close()
 
     eventually(lambda: slow.results_of(name) == {"cancelled"})
+    # The one answer that is open then is this one.
+    eventually(lambda: "tokenyard_http_open 1.0" in httpx.get(f"{slow.door.url}/metrics").text)
+    assert "Traceback" not in slow.door.program.log[logged:]
 
 
 @pytest.mark.parametrize(
