@@ -228,7 +228,7 @@ class GenerationApi:
         try:
             await self._render(inner, call.receive, answer.send, errors, answer)
         finally:
-            answer.close()
+            await answer.close()
 
     async def _render(
         self, scope: Scope, receive: Receive, send: Send, *replacing: Answer | BodyErrors

@@ -117,7 +117,7 @@ class Answer:
                 {"type": "http.response.body", "body": events, "more_body": not is_last}
             )
         if is_last:
-            self.close()
+            self._stop_following()
 
     def _number_events(self, body: bytes, *, is_last: bool) -> bytes:
         """Complete events with their ids, without those that the client has."""
@@ -148,8 +148,12 @@ class Answer:
         self._is_replaced = True
         await send_error(self._send, error, self._context.headers())
 
-    def close(self) -> None:
-        """End the task that keeps the connection alive."""
+    async def close(self) -> None:
+        """Finish what is being sent, such as a refusal that frees its key first, and end there."""
+        async with self._lock:
+            self._stop_following()
+
+    def _stop_following(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
 

@@ -53,7 +53,7 @@ class Renderer:
             # vLLM's app knows neither that its answer was replaced nor why a request failed.
             fault = await _fault_of(self._call(stored, context, headers, stored.body, receive, tap))
         finally:
-            answer.close()
+            await answer.close()
         if answer.is_replaced or (fault is None and tap.status < 500):
             return
         if not ticket.is_accepted:

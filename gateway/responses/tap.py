@@ -19,6 +19,8 @@ _OPENING: Final = b"event: response.created\n"
 _IN_PROGRESS: Final = b"event: response.in_progress\n"
 #: From vLLM 0.33 on, a stream that was cut ends with the second.
 _FINAL: Final = (b"event: response.completed\n", b"event: response.incomplete\n")
+#: The whole answer of vLLM's to a client that has left.
+_TO_NOBODY: Final = b"null"
 #: Codes of OpenAI's for a response that failed.
 _CODES: Final = {
     Code.INVALID_REQUEST.value: "invalid_prompt",
@@ -74,7 +76,7 @@ class ResponseTap:
         if self.status >= 500 and self._ticket.error is None:
             return
         body, self._rest = self._rest, b""
-        if self.status == 200:
+        if self.status == 200 and body != _TO_NOBODY:
             self.final = self._complete(json.loads(body))
             body = dump(self.final)
         kept = [one for one in self._head["headers"] if one[0] != b"content-length"]

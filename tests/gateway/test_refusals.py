@@ -41,6 +41,7 @@ ENDPOINTS: Final[dict[str, dict[str, Any]]] = {
     MESSAGES: {"messages": say("a"), "max_tokens": 5},
 }
 SLOW: Final[dict[str, Any]] = {"model": "speaker", "messages": say("a"), "max_tokens": 900}
+SLOW_RESPONSE: Final[dict[str, Any]] = {"model": "speaker", "input": "a", "max_output_tokens": 900}
 ROOM: Final = 4
 
 
@@ -137,15 +138,33 @@ def test_a_full_queue_refuses_before_the_head(full: Slow, path: str, stream: boo
     assert (refused.json().get("type") == "error") is (path == MESSAGES)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("path", ENDPOINTS)
-def test_a_key_that_met_a_full_queue_is_free(full: Slow, path: str) -> None:
-    key, body = random_name("key"), {"model": "speaker", **ENDPOINTS[path]}
+def test_a_key_that_met_a_full_queue_is_free(full: Slow, path: str, stream: bool) -> None:
+    key, body = random_name("key"), {"model": "speaker", "stream": stream, **ENDPOINTS[path]}
     for changed in ({}, {"temperature": 0.5}):
         refused = post(full.door, path, body | changed, Idempotency_Key=key)
         assert refused.status_code == 429, refused.text
         assert not full.plant.connection.exists(
             full.plant.keys.http_record("http", durable_id("http", key))
         )
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_a_key_that_came_with_a_wrong_body_is_free(slow: Slow, path: str, stream: bool) -> None:
+    # Given a value that the queue cannot carry, which vLLM lets pass: it has begun its stream
+    key, body = random_name("key"), {"model": "speaker", "stream": stream, **ENDPOINTS[path]}
+    wrong = {"top_k": 2**31}
+
+    # If it comes with a key, I expect a refusal that says so,
+    refused = post(slow.door, path, body | wrong, Idempotency_Key=key)
+    assert refused.status_code == 400, refused.text
+    assert "top_k" in refused.json()["error"]["message"]
+
+    # and the key is free for the right body.
+    answered = post(slow.door, path, body, Idempotency_Key=key)
+    assert answered.status_code == 200, answered.text
 
 
 def test_the_sdk_knows_a_full_queue_and_tries_again_by_itself(full: Slow) -> None:
@@ -251,17 +270,26 @@ def test_an_error_inside_a_stream_of_messages_is_one_that_the_sdk_reads(slow: Sl
     assert body.request_id == name
 
 
-def test_a_client_that_waits_for_the_whole_answer_may_leave_too(slow: Slow) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, SLOW), ("/v1/responses", SLOW_RESPONSE)], ids=["chat", "response"]
+)
+def test_a_client_that_waits_for_the_whole_answer_may_leave_too(
+    slow: Slow, path: str, body: dict[str, Any]
+) -> None:
+    logged = len(slow.door.program.log)
     key = random_name("request")
     name = durable_id("http", key)
     headers = {"Idempotency-Key": key, "X-Tokenyard-On-Disconnect": "cancel"}
     headers["Content-Type"] = "application/json"
     connection = http.client.HTTPConnection("127.0.0.1", slow.door.port, timeout=60)
-    connection.request("POST", CHAT, json.dumps(SLOW), headers)
+    connection.request("POST", path, json.dumps(body), headers)
     eventually(lambda: slow.ids_of(name))
     connection.close()
 
     eventually(lambda: slow.results_of(name) == {"cancelled"})
+    # The one answer that is open then is this one.
+    eventually(lambda: "tokenyard_http_open 1.0" in httpx.get(f"{slow.door.url}/metrics").text)
+    assert "Traceback" not in slow.door.program.log[logged:]
 
 
 @pytest.mark.parametrize(

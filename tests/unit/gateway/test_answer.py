@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from gateway.http.context import RequestContext
+from gateway.http.context import RequestContext, Ticket
 from gateway.http.errors import GatewayError, of_result
 from gateway.http.open_answer import HINT
 from gateway.http.sse import KEEP_ALIVE, Answer
@@ -89,7 +90,7 @@ async def test_the_head_does_not_wait_for_the_first_event() -> None:
     one._context.ticket.accept()
     await connection.changed.wait()
     assert connection.head["status"] == 200
-    one.close()
+    await one.close()
 
 
 async def test_a_refusal_by_the_queue_takes_the_place_of_a_stream() -> None:
@@ -106,6 +107,43 @@ async def test_a_refusal_by_the_queue_takes_the_place_of_a_stream() -> None:
     assert connection.headers[b"x-should-retry"] == b"true"
     assert json.loads(connection.body)["error"]["message"] == "the queue is full"
     assert connection.is_over
+
+
+async def ended_while_sending(settle: Callable[[Ticket], None]) -> Connection:
+    """What is sent of an answer whose app ends in the midst of it.
+
+    The head waits, as that of a refusal does until its key is free.
+    """
+    connection, is_sending, is_free = Connection(), asyncio.Event(), asyncio.Event()
+
+    async def send(message: Any) -> None:
+        is_sending.set()
+        await is_free.wait()
+        await connection.send(message)
+
+    one = Answer(send, RequestContext(NAME, "http", 0.0), "/v1/responses")
+    await one.send(head())
+    await one.send(body(b"data: 1\n\n"))
+    settle(one._context.ticket)
+    await is_sending.wait()
+    closing = asyncio.create_task(one.close())
+    await asyncio.sleep(0)
+    is_free.set()
+    await closing
+    return connection
+
+
+async def test_a_refusal_is_sent_whole_whenever_the_app_ends() -> None:
+    connection = await ended_while_sending(lambda ticket: ticket.fail(FULL))
+    assert connection.head["status"] == 429
+    assert connection.body == FULL.body()
+    assert connection.is_over
+
+
+async def test_what_was_held_back_is_sent_whole_whenever_the_app_ends() -> None:
+    connection = await ended_while_sending(Ticket.accept)
+    assert connection.head["status"] == 200
+    assert connection.body == b"id: %s:1\ndata: 1\n\n" % NAME.encode()
 
 
 async def test_a_refusal_takes_the_place_of_whatever_status_the_app_gives_it() -> None:

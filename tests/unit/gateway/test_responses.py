@@ -115,6 +115,13 @@ def test_a_500_is_passed_on_only_where_the_ticket_says_why(is_explained: bool) -
     assert bool(sink.messages) is is_explained
 
 
+def test_the_answer_to_a_client_that_has_left_is_no_response() -> None:
+    sink = Sink()
+    sink.send(head(200, b"application/json"))
+    sink.send({"type": "http.response.body", "body": b"null"})
+    assert (sink.body, sink.tap.final) == (b"null", None)
+
+
 def test_codes_are_those_of_openai() -> None:
     error = GatewayError(400, "why", code="INVALID_REQUEST")
     assert failure(error)["error"] == {"code": "invalid_prompt", "message": "why"}
