@@ -190,7 +190,7 @@ class Bridge:
         """End what a front end still waits for from an engine before this one."""
         lost = list(request_ids)
         if lost:
-            log.warning("%d requests end with an error: %s", len(lost), why)
+            log.warning("%d requests end with an error, unless they had ended: %s", len(lost), why)
             last = [engine_core.failed(one, why, is_told=self._is_told) for one in lost]
             channel.send(last, lost)
 

@@ -40,6 +40,8 @@ _IDENTITY: Final = _RANK.to_bytes(2, "little")
 _ABOUT: Final = {"local": False, "headless": True}
 #: Steps that a front end may leave unread: one that reads nothing more is given up.
 _MOST_UNREAD: Final = 100_000
+#: Messages that are taken together, before what they ask for begins.
+_MOST_AT_ONCE: Final = 1_000
 _LINGER_MS: Final = 4_000
 _REFUSED: Final = zmq.EVENT_CONNECT_RETRIED  # nobody listens
 _EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSED
@@ -297,10 +299,16 @@ class Channel:
             raise FrontGone
         await self._input.socket.send(ready_message)
 
-    async def receive(self) -> tuple[bytes, list[bytes]]:
-        """The next message: its type and its frames."""
-        kind, *frames = await self._input.socket.recv_multipart()
-        return kind, frames
+    async def receive(self) -> list[tuple[bytes, list[bytes]]]:
+        """The next messages, at least one: type and frames of each.
+
+        All that are there, since a front end waits for ever for what a killed bridge has not taken.
+        """
+        found = [await self._input.socket.recv_multipart()]
+        with contextlib.suppress(zmq.Again):
+            while len(found) < _MOST_AT_ONCE:
+                found.append(await self._input.socket.recv_multipart(zmq.NOBLOCK))
+        return [(kind, frames) for kind, *frames in found]
 
     async def until_gone(self) -> None:
         """Wait until the front end has closed the socket, or has left too much unread."""

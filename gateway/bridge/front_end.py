@@ -104,5 +104,5 @@ class FrontEnd:
 
     async def _take(self, channel: Channel) -> None:
         while True:
-            kind, frames = await channel.receive()
-            self._bridge.take(kind, frames, channel, self._journal)
+            for kind, frames in await channel.receive():
+                self._bridge.take(kind, frames, channel, self._journal)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -17,8 +19,11 @@ from typing import Final
 import msgspec
 
 from gateway.bridge.engine_core import Addresses
+from tokenyard import clock
 from tokenyard.protocol.errors import SettingsError
 
+#: After this long, what was handed to ZeroMQ is with the front end.
+_SENT_S: Final = 1.0
 #: Above it the file is written again.
 _MOST_BYTES: Final = 1 << 20
 _encode: Final = msgspec.json.Encoder().encode
@@ -42,6 +47,7 @@ class Journal:
             ) from None
         self.addresses: Addresses | None = None
         self.open: set[str] = set()
+        self._sent: deque[tuple[float, list[str]]] = deque()
         self._size = 0
         self._read(os.pread(self._file, os.fstat(self._file).st_size, 0))
 
@@ -55,6 +61,7 @@ class Journal:
     def begin(self, addresses: Addresses | None) -> None:
         """Begin for a front end that waits for nothing; None: there is none."""
         self.addresses, self.open = addresses, set()
+        self._sent.clear()
         self._rewrite()
 
     def note_python(self) -> None:
@@ -65,12 +72,25 @@ class Journal:
 
     def opened(self, request_id: str) -> None:
         """A front end waits for an answer."""
+        self._write_ends(clock.monotonic() - _SENT_S)
         self.open.add(request_id)
         self._append(_line(b"+", request_id))
 
     def ended(self, request_ids: Iterable[str]) -> None:
-        """It has had its last."""
-        ids = [one for one in request_ids if one in self.open]
+        """It has been sent its last.
+
+        That is written a while later, with what begins or ends then: ZeroMQ sends in a thread of
+        its own, and a front end ignores the end of what has ended.
+        """
+        now = clock.monotonic()
+        self._sent.append((now, [one for one in request_ids if one in self.open]))
+        self._write_ends(now - _SENT_S)
+
+    def _write_ends(self, until: float) -> None:
+        """Write the ends of what was sent until then."""
+        ids: list[str] = []
+        while self._sent and self._sent[0][0] <= until:
+            ids += self._sent.popleft()[1]
         self.open.difference_update(ids)
         if self._size > _MOST_BYTES:
             self._rewrite()
@@ -89,6 +109,7 @@ class Journal:
 
     def close(self) -> None:
         """Close it; the next bridge may have it."""
+        self._write_ends(math.inf)
         os.close(self._file)
 
 

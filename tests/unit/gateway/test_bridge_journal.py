@@ -9,14 +9,24 @@ import pytest
 from gateway.bridge import journal
 from gateway.bridge.engine_core import Addresses
 from gateway.bridge.journal import Journal, has_front
+from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.errors import SettingsError
 
 _ADDRESSES = Addresses(["tcp://127.0.0.1:1"], ["tcp://127.0.0.1:2"])
 
 
+def killed(path: Path, folder: Path) -> set[str]:
+    """What would be open if the bridge were killed now."""
+    copy = folder / "copy.journal"
+    copy.write_bytes(path.read_bytes())
+    journal = Journal(copy)
+    journal.close()
+    return journal.open
+
+
 @pytest.mark.parametrize("most_bytes", [0, 1 << 20])
 def test_the_next_bridge_finds_what_has_not_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_clock: FakeClock, most_bytes: int
 ) -> None:
     monkeypatch.setattr(journal, "_MOST_BYTES", most_bytes)
     path = tmp_path / "folder" / "x.journal"
@@ -28,6 +38,10 @@ def test_the_next_bridge_finds_what_has_not_ended(
     for name in names:
         first.opened(name)
     first.ended([*names[:9], "unknown"])
+    assert killed(path, tmp_path) == set(names)  # the front end may not have read the last of them
+    fake_clock.advance(1.0)
+    first.opened(names[9])
+    assert killed(path, tmp_path) == {names[9]}
     first.close()
     assert has_front(path)
     second = Journal(path)
