@@ -1,22 +1,26 @@
-"""How much of vLLM's speed remains behind Tokenyard for tasks that pool?
+"""How much of vLLM's speed remains behind Tokenyard for tasks that pool, and for pictures?
 
 Embeddings of short texts by `Client.map`, and by a batch job on a table in Parquet, of `LLM.embed`
-on the same rows; scores of one query with 100 documents, of `LLM.score`: rows per second with tiny
-models, one side after the other, in several rounds. The engine of `LLM` is in its own process,
-which is faster here. All numbers are compared.
+on the same rows; scores of one query with 100 documents, of `LLM.score`; captions of 200 pictures
+by a batch job, of `LLM.chat`: rows per second with tiny models, one side after the other, in
+several rounds. The engine of `LLM` is in its own process, which is faster here. All answers are
+compared.
 
     python -m benchmarks.pooling [--rows 20000] [--rounds 3] [--json] [--quick]
 """
 
 from __future__ import annotations
 
+import io
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +32,8 @@ from pyarrow import parquet
 from benchmarks.child import TIMEOUT_S, run_child
 from benchmarks.machine import machine
 from benchmarks.measure import print_table
-from benchmarks.pooling_models import Kind, write_pooling_model
+from benchmarks.media_models import write_picture_model
+from benchmarks.pooling_models import write_pooling_model
 from benchmarks.progress import exit_if_failed, publish
 from benchmarks.yard import ServingYard, embedded_broker, end_in_order, vllm_yard
 from tokenyard import Client, arrays
@@ -39,9 +44,26 @@ MAX_NUM_SEQS: Final = 64
 DOCUMENTS: Final = 100
 #: Rounding in another batch.
 MOST_DIFFERENCE: Final = 1e-5
-_TASKS: Final[dict[str, Kind]] = {"embed": "bert", "table": "bert", "score": "cross"}
+_TASKS: Final[dict[str, Callable[[Path], Path]]] = {
+    "embed": partial(write_pooling_model, "bert"),
+    "table": partial(write_pooling_model, "bert"),
+    "score": partial(write_pooling_model, "cross"),
+    "caption": write_picture_model,
+}
+#: Pictures to caption, and how.
+PICTURES: Final = 200
+CAPTION: Final[dict[str, Any]] = {"max_tokens": 32, "temperature": 0.0, "ignore_eos": True}
+QUESTION: Final = "what"
 #: Ratio -> target.
-TARGETS: Final = {"embed": 0.95, "table": 0.95, "score": 1.0}
+TARGETS: Final = {"embed": 0.95, "table": 0.95, "score": 1.0, "caption": 0.95}
+#: The options of `batch run`.
+_TABLES: Final = {
+    "table": ["--task", "embed", "--column", "text"],
+    "caption": [
+        *("--message", QUESTION, "--image", "image"),
+        *(f"--param={name}={json.dumps(value)}" for name, value in CAPTION.items()),
+    ],
+}
 _QUICK_ROWS: Final = 2_000
 _WORDS: Final = ("river", "stone", "cloud", "letter", "garden", "winter", "number", "window")
 
@@ -53,6 +75,19 @@ def rows(count: int) -> list[str]:
         f"{_WORDS[at % size]} {at} {_WORDS[at // size % size]} {_WORDS[at // size**2 % size]}"
         for at in range(count)
     ]
+
+
+def pictures(count: int) -> list[bytes]:
+    """Different pictures of noise, as PNG."""
+    from PIL import Image
+
+    made = []
+    for seed in range(count):
+        noise = np.random.default_rng(seed).integers(0, 255, (80, 100, 3), np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(noise).save(buffer, "PNG")
+        made.append(buffer.getvalue())
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +102,8 @@ class Round:
 def measure(task: str, count: int, rounds: int) -> list[Round]:
     """Measure a task in a yard of its own."""
     with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
-        model = write_pooling_model(_TASKS[task], Path(folder) / "model")
+        model = _TASKS[task](Path(folder) / "model")
+        count = PICTURES if task == "caption" else count
         options = [*("--max-num-seqs", str(MAX_NUM_SEQS), "--dtype", "float32", "--enforce-eager")]
         with (
             embedded_broker() as broker,
@@ -75,7 +111,10 @@ def measure(task: str, count: int, rounds: int) -> list[Round]:
             Client(yard.url, yard.name, result_timeout_s=TIMEOUT_S) as client,
         ):
             asked = "embed" if task == "table" else task
-            _by_yard(client, asked, rows(500))  # warms up
+            if task == "caption":
+                _by_job(yard, Path(folder), task, 20)  # warms up
+            else:
+                _by_yard(client, asked, rows(500))
             found = []
             for _ in range(rounds):
                 direct = run_child(
@@ -84,8 +123,8 @@ def measure(task: str, count: int, rounds: int) -> list[Round]:
                     environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
                     timeout_s=TIMEOUT_S,
                 )
-                if task == "table":
-                    seconds, numbers = _by_job(yard, Path(folder), rows(count))
+                if task in _TABLES:
+                    seconds, numbers = _by_job(yard, Path(folder), task, count)
                 else:
                     began = time.perf_counter()
                     numbers = _by_yard(client, task, rows(count))
@@ -100,18 +139,21 @@ def measure(task: str, count: int, rounds: int) -> list[Round]:
         return found
 
 
-def _by_job(yard: ServingYard, folder: Path, texts: Sequence[str]) -> tuple[float, list[Any]]:
-    """The embeddings of all rows of a table, and the seconds that `tokenyard batch run` takes."""
+def _by_job(yard: ServingYard, folder: Path, task: str, count: int) -> tuple[float, list[Any]]:
+    """The answers to all rows of a table, and the seconds that `tokenyard batch run` takes."""
     source, target = folder / "rows.parquet", folder / "answered.parquet"
-    parquet.write_table(pyarrow.table({"text": list(texts)}), source)
+    given = {"text": rows(count)} if task == "table" else {"image": pictures(count)}
+    parquet.write_table(pyarrow.table(given), source)
     words = ["--redis-url", yard.url, "--yard", yard.name, "batch", "run", str(source)]
-    words += ["-o", str(target), "--task", "embed", "--column", "text", "--overwrite"]
+    words += ["-o", str(target), "--overwrite", *_TABLES[task]]
     began = time.perf_counter()
     program = [sys.executable, "-m", "tokenyard", *words]
     subprocess.run(program, check=True, capture_output=True, timeout=TIMEOUT_S)
     seconds = time.perf_counter() - began
-    column = parquet.read_table(target)["embedding"].to_pylist()
-    return seconds, [np.array(one, np.float32) for one in column]
+    found = parquet.read_table(target)
+    if task == "caption":
+        return seconds, found["generated_text"].to_pylist()
+    return seconds, [np.array(one, np.float32) for one in found["embedding"].to_pylist()]
 
 
 def _by_yard(client: Client, task: str, texts: Sequence[str]) -> list[Any]:
@@ -131,7 +173,9 @@ def _by_yard(client: Client, task: str, texts: Sequence[str]) -> list[Any]:
 
 
 def _difference(numbers: Sequence[Any], some: dict[str, Any]) -> float:
-    """The largest difference of any number of the rows that were sampled."""
+    """The largest difference of any number of the rows that were sampled; 1 for another text."""
+    if isinstance(numbers[0], str):
+        return max(float(numbers[int(at)] != theirs) for at, theirs in some.items())
     return max(
         float(abs(numbers[int(at)].reshape(-1) - theirs).max()) for at, theirs in some.items()
     )

@@ -5,6 +5,7 @@ Arguments: the task, the model's folder, the rows, the most at once, the file of
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import time
@@ -18,9 +19,11 @@ def main() -> None:
     """Report seconds, and the numbers of some rows by index."""
     task, model, count, at_once, report = sys.argv[1:]
     request_amx()
-    from vllm import LLM
+    from vllm import LLM, SamplingParams
 
-    from benchmarks.pooling import DOCUMENTS, rows
+    from benchmarks.pooling import CAPTION, DOCUMENTS, pictures, rows
+
+    params = SamplingParams(**CAPTION)
 
     llm: Any = LLM(
         model,
@@ -30,9 +33,12 @@ def main() -> None:
         kv_cache_memory_bytes=2**28,
         disable_log_stats=True,
     )
-    texts = rows(int(count))
+    texts: list[Any] = pictures(int(count)) if task == "caption" else rows(int(count))
 
-    def run(part: list[str]) -> list[Any]:
+    def run(part: list[Any]) -> list[Any]:
+        if task == "caption":
+            outputs = llm.chat([_chat(one) for one in part], params, use_tqdm=False)
+            return [one.outputs[0].text for one in outputs]
         if task == "embed":
             outputs = llm.encode(part, pooling_task="embed", use_tqdm=False)
             return [one.outputs.data for one in outputs]
@@ -41,14 +47,22 @@ def main() -> None:
             found += llm.score(part[0], part[at : at + DOCUMENTS], use_tqdm=False)
         return [one.outputs.score for one in found]
 
-    run(texts[:500])
+    run(texts[:20] if task == "caption" else texts[:500])
     began = time.perf_counter()
     numbers = run(texts)
     seconds = time.perf_counter() - began
     step = max(1, len(numbers) // 50)
     some = {at: numbers[at] for at in range(0, len(numbers), step)}
-    told = {at: one if isinstance(one, float) else one.tolist() for at, one in some.items()}
+    told = {at: one if isinstance(one, float | str) else one.tolist() for at, one in some.items()}
     Path(report).write_text(json.dumps({"seconds": seconds, "some": told}))
+
+
+def _chat(picture: bytes) -> list[dict[str, Any]]:
+    from benchmarks.pooling import QUESTION
+
+    url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    shown = {"type": "image_url", "image_url": {"url": url}}
+    return [{"role": "user", "content": [shown, {"type": "text", "text": QUESTION}]}]
 
 
 if __name__ == "__main__":

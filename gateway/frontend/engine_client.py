@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from msgspec.structs import replace
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.serve import create_error_response
-from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm.renderers import renderer_from_config
-from vllm.renderers.chat_utils import BaseMultiModalItemTracker
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.input_processor import InputProcessor
 
+from gateway.frontend.media import NamedMedia, lengthen_prompt, name_media
 from gateway.frontend.outputs import OutputStream, whole_output
 from gateway.frontend.params import check_constraint, wire_params
 from gateway.frontend.pooling import InputGroup, tasks_of, wire_input, wire_pooling
@@ -28,6 +28,7 @@ from gateway.http.context import RequestContext, current
 from gateway.http.errors import GatewayError, of_result, unavailable
 from tokenyard.process.threads import run_deep
 from tokenyard.protocol.errors import TokenyardError
+from tokenyard.protocol.media import Media
 from tokenyard.protocol.replies import Result, to_result
 from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES
 from tokenyard.protocol.wire import TASKS as WIRE_TASKS
@@ -42,19 +43,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
 
     from gateway.queue.yard import YardQueue
-
-
-_TEXT_ONLY: Final = "models here take text only"
-
-
-def take_text_only() -> None:
-    """Have vLLM refuse pictures, sound and video of any request before it fetches their URLs."""
-
-    def refuse(_: object, modality: str, *__: object) -> NoReturn:
-        raise VLLMValidationError(_TEXT_ONLY, parameter=modality)
-
-    tracker: Any = BaseMultiModalItemTracker  # each part of a chat that is no text passes it
-    tracker.add = refuse
 
 
 def _refuses(what: str) -> Callable[..., NoReturn]:
@@ -82,6 +70,7 @@ class QueueEngineClient(EngineClient):
         self.model_config = config.model_config
         self.renderer = renderer_from_config(config)
         tokenize_short_inline(self.renderer)
+        name_media(self.renderer)
         self.input_processor = InputProcessor(config, self.renderer)
         self.tasks = tasks_of(self.model_config)
         self._groups: dict[tuple[Any, ...], InputGroup] = {}
@@ -135,8 +124,11 @@ class QueueEngineClient(EngineClient):
                     reasoning_ended=reasoning_ended,
                     reasoning_parser_kwargs=reasoning_parser_kwargs or {},
                 )
+            media: NamedMedia = prompt.get("media") or NamedMedia()
+            request = replace(request, media=media.names)
             text = prompt_text if prompt_text is not None else _text_of(prompt)
-            async with aclosing(self._answer(context, request, core, params, text)) as outputs:
+            answer = self._answer(context, request, core, params, text, media.contents)
+            async with aclosing(answer) as outputs:
                 async for output in outputs:
                     yield output
 
@@ -154,6 +146,8 @@ class QueueEngineClient(EngineClient):
         """Submit a tokenized input, with others of its HTTP request, and yield its output."""
         context = current()
         with _settling(context):
+            if prompt.get("media"):
+                raise GatewayError(400, "tasks that pool take text only")
             core = self.input_processor.process_inputs(
                 request_id,
                 prompt,
@@ -237,8 +231,8 @@ class QueueEngineClient(EngineClient):
         trace_headers: Mapping[str, str] | None,
     ) -> dict[str, Any]:
         """The fields of a request that do not depend on its task; raises `GatewayError`."""
-        if core.prompt_token_ids is None or core.mm_features:
-            raise GatewayError(400, _TEXT_ONLY)
+        if core.prompt_token_ids is None:
+            raise GatewayError(400, "embeddings do not go through the queue")
         if priority < 0 and not context.may_go_first:
             raise GatewayError(403, "this key may not use a negative priority", param="priority")
         return {
@@ -261,18 +255,21 @@ class QueueEngineClient(EngineClient):
         core: EngineCoreRequest,
         params: vllm.SamplingParams,
         text: str | None,
+        media: Media,
     ) -> AsyncGenerator[RequestOutput, None]:
         lora = core.lora_request
         is_stream = params.output_kind is RequestOutputKind.DELTA
         stream = OutputStream(core, params, self.renderer.tokenizer, text, lora)
         end_turn()
-        async with aclosing(each_at_home(self._queue.ask(request, context))) as replies:
+        async with aclosing(each_at_home(self._queue.ask(request, context, media))) as replies:
             async for reply in replies:
                 result = to_result(reply) if reply.event == "result" else None
                 if result is not None:
                     context.timing = result.timing
                     if not result.ok:
                         raise of_result(result.error)
+                    if media and result.usage is not None:
+                        lengthen_prompt(core, result.usage.prompt_tokens)
                 if is_stream:
                     for output in stream.read(reply):
                         yield output

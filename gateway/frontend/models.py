@@ -31,7 +31,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from gateway.frontend import derived
 from gateway.frontend.door import open_door
-from gateway.frontend.engine_client import QueueEngineClient, take_text_only
+from gateway.frontend.engine_client import QueueEngineClient
+from gateway.frontend.media import pass_media_on
 from gateway.frontend.params import bound_constraints
 from gateway.frontend.pooling import check_path
 from gateway.http.context import CURRENT
@@ -119,8 +120,7 @@ def serve_args(profile: ModelProfile) -> Namespace:
     args.disable_log_stats = True
     # vLLM's would cache a query in one worker; those of a yard share nothing.
     args.enable_flash_late_interaction = False
-    # Nothing here reads a picture, so none of its libraries is needed.
-    args.language_model_only = True
+    args.mm_processor_cache_gb = 0  # nothing here reads a picture
     # An adapter's files are the workers' concern: a request only names it.
     args.lora_modules = [LoRAModulePath(name, name) for name in profile.adapters]
     for name, value in profile.arguments.items():
@@ -166,7 +166,7 @@ class FrontEnds:
         self.app = _build()
         open_door(self.app, max_grammar_bytes)
         bound_constraints(max_grammar_bytes)
-        take_text_only()
+        pass_media_on()
         for handler in logging.getLogger().handlers:
             handler.addFilter(_REFUSALS)
         self.app.state = _CurrentState(self.app.state)  # type: ignore[assignment]

@@ -21,6 +21,7 @@ from tokenyard.broker.connection import AsyncRedis, open_async_connection, trans
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code, TokenyardError, quota_exceeded
 from tokenyard.protocol.keys import GATEWAY_CLIENT, Keys, PriorityClass
+from tokenyard.protocol.media import NO_MEDIA, Media
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.streams import unix_ms, whole
 from tokenyard.protocol.tenants import (
@@ -77,7 +78,9 @@ class YardQueue:
         with translated(self.url):
             return (await carry_out(self.connection, [command]))[0]
 
-    async def ask(self, request: Request, context: RequestContext) -> AsyncGenerator[Reply, None]:
+    async def ask(
+        self, request: Request, context: RequestContext, media: Media = NO_MEDIA
+    ) -> AsyncGenerator[Reply, None]:
         """Submit a request, unless it is known, and yield all its replies from the first.
 
         Raises `GatewayError` where the queue refuses it. A caller that stops early cancels it,
@@ -100,6 +103,7 @@ class YardQueue:
                     context.priority_class,
                     refuse_late=context.deadline_ms is not None and not context.is_patient,
                     before=context.take_unsaved(),
+                    media=media,
                 )
                 with contextlib.suppress(TokenyardError):
                     context.rate_limits = await self._rate_limits.headers(
@@ -131,6 +135,7 @@ class YardQueue:
         *,
         refuse_late: bool,
         before: Sequence[Command] = (),
+        media: Media = NO_MEDIA,
     ) -> Acceptance:
         """Submit a request whose replies come to `reader`, at its interval or its tenant's.
 
@@ -142,7 +147,7 @@ class YardQueue:
             interval_ms = settings.stream_interval_ms or None
         request = replace(request, reply_to=self.reader.reply_to, stream_interval_ms=interval_ms)
         return await self._submitter.submit(
-            request, priority_class, refuse_late=refuse_late, before=before
+            request, priority_class, refuse_late=refuse_late, before=before, media=media
         )
 
     def give_up(self, deadline_ms: int | None) -> float | None:
@@ -222,6 +227,7 @@ class _Submission:
     priority_class: PriorityClass
     refuse_late: bool
     before: Sequence[Command]
+    media: Media
 
 
 class BurstSubmitter:
@@ -240,12 +246,14 @@ class BurstSubmitter:
         *,
         refuse_late: bool,
         before: Sequence[Command] = (),
+        media: Media = NO_MEDIA,
     ) -> Acceptance:
         """Submit one request; raises a `TokenyardError` where the broker does not answer.
 
         The commands ``before`` are carried out with it, and have their effect first.
         """
-        return await self._bursts.ask(_Submission(request, priority_class, refuse_late, before))
+        submission = _Submission(request, priority_class, refuse_late, before, media)
+        return await self._bursts.ask(submission)
 
     async def _send(self, burst: Sequence[_Submission]) -> list[Acceptance]:
         groups = defaultdict(list)
@@ -253,7 +261,11 @@ class BurstSubmitter:
             groups[one.priority_class, one.request.tenant, one.refuse_late].append(place)
         calls = [
             scripts.submit(
-                self._keys, name, [burst[place].request for place in group], refuse_late=refuse_late
+                self._keys,
+                name,
+                [burst[place].request for place in group],
+                refuse_late=refuse_late,
+                media=[burst[place].media for place in group],
             )
             for (name, _, refuse_late), group in groups.items()
         ]

@@ -192,6 +192,36 @@ def test_a_row_becomes_a_prompt(tables: Tables, option: dict[str, str], asked: A
     assert (row["answer"], row["answer_error"]) == (alone.text, None)
 
 
+@pytest.mark.parametrize(
+    "value", ["a.png", "data:image/png;base64,cGljdHVyZQ==", b"picture", {"bytes": b"picture"}]
+)
+def test_a_row_has_a_picture(tables: Tables, value: Any) -> None:
+    (tables.folder / "a.png").write_bytes(b"picture")
+    rows = [{"n": 1, "image": value}, {"n": 2, "image": None}]
+    suffix = "jsonl" if isinstance(value, str) else "parquet"
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    FORMATS[suffix][0](tables.folder / f"in.{suffix}", rows)
+
+    tables.run(f"in.{suffix}", f"out.{suffix}", message="What is {n}?", image="image")
+
+    found = FORMATS[suffix][1](tables.folder / f"out.{suffix}")
+    url = "data:image/png;base64,cGljdHVyZQ=="
+    parts = [{"type": "image_url", "image_url": {"url": url}}]
+    parts.append({"type": "text", "text": "What is 1?"})
+    with Client(tables.plant.url, tables.plant.keys.yard) as client:
+        alone = client.submit([{"role": "user", "content": parts}]).result()
+    assert found[0]["generated_text"] == alone.text
+    assert found[1]["generated_text_error"] == "invalid_row: the row has no 'image'"
+
+
+def test_a_picture_that_is_not_there(tables: Tables) -> None:
+    write_csv(tables.folder / "in.csv", [{"n": 1, "image": "gone.png"}])
+    tables.run("in.csv", "out.csv", message="What is it?", image="image")
+    [row] = read_csv(tables.folder / "out.csv")
+    assert row["generated_text_error"].endswith("gone.png: No such file or directory")
+
+
 def test_what_a_line_of_json_holds_stays_as_it_is(tables: Tables) -> None:
     lines = ['{"big": 12345678901234567890.10, "text": "a"}', '{"text": "b", "embedding": 7}']
     lines += ["no object", "", '{"other": [1,  2]}']
@@ -209,6 +239,7 @@ def test_what_a_line_of_json_holds_stays_as_it_is(tables: Tables) -> None:
     assert third["embedding_error"].startswith("invalid_row: line 3 is not a JSON object")
     assert fourth["embedding_error"] == "invalid_row: the row has no 'text'"
     assert '"other":[1,  2]' in written[3]
+    assert list(first) == ["big", "text", "embedding", "embedding_error"]
 
 
 def test_a_folder_becomes_a_folder(tables: Tables) -> None:
@@ -275,6 +306,9 @@ def test_rows_with_an_error_run_again(tables: Tables) -> None:
         ({"prompt": "{text!r}"}, "prompt: write a column as {name}"),
         ({"prompt": "{} {text}"}, "prompt: write a column as {name}"),
         ({"prompt": "{text"}, "prompt: expected '}' before end of string"),
+        ({"column": "text", "errors": "e.jsonl.gz"}, "errors: e.jsonl.gz must not be compressed"),
+        ({"prompt": "{text}", "image": "n"}, "image: goes with a message"),
+        ({"image": "n"}, "image: needs a table"),
         ({"message": "{text}", "task": "embed"}, "message: embed takes no chat"),
         ({"column": "text", "task": "score"}, "task: use one of generate, embed, "),
         ({"column": "text", "params": {"n": 2}}, "n: a row of a table gets one answer"),

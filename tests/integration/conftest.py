@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -129,3 +131,14 @@ def start() -> Iterator[Start]:
     yield make
     for controller in started:
         controller.stop()
+
+
+@pytest.fixture
+def kill_a_worker(plant: Plant) -> Callable[[], None]:
+    """Kills one of two workers of the test's plant."""
+
+    def kill() -> None:
+        workers = plant.wait_for_workers(2)
+        os.kill(min(workers.values(), key=lambda info: info.pid).pid, signal.SIGKILL)
+
+    return kill

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -116,12 +114,3 @@ def test_each_row_has_one_result_although_workers_are_killed(
                 kill_a_worker()
     assert sorted(seen) == list(range(10_000))
     assert all(result.ok for result in seen.values())
-
-
-@pytest.fixture
-def kill_a_worker(plant: Plant) -> Callable[[], None]:
-    def kill() -> None:
-        workers = plant.wait_for_workers(2)
-        os.kill(min(workers.values(), key=lambda info: info.pid).pid, signal.SIGKILL)
-
-    return kill

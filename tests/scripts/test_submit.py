@@ -150,6 +150,6 @@ def test_a_submitter_without_a_digest_is_not_compared(
 ) -> None:
     call = submit(yard.keys, "normal", [msgspec.structs.replace(waiting.request, model="other")])
 
-    answer = yard.scripts.call(dataclasses.replace(call, args=[*call.args[:-1], ""]))
+    answer = yard.scripts.call(dataclasses.replace(call, args=[*call.args[:-2], "", ""]))
 
     assert [one.code for one in answer] == [Submitted.KNOWN]

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokenyard.protocol.media import NO_MEDIA, Media
 from tokenyard.protocol.replies import Reply, Status
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, request_fields
 from tokenyard.protocol.worker_info import WorkerInfo, encode_worker
@@ -71,6 +72,7 @@ def make_assignment(
     crashes: int = 0,
     published: Sequence[int] = (),
     choices: bytes = b"",
+    media: Media = NO_MEDIA,
 ) -> Assignment:
     """A request on a lane."""
     return Assignment(
@@ -81,6 +83,7 @@ def make_assignment(
         crashes=crashes,
         published=pack_tokens(published),
         choices=choices,
+        media=media,
     )
 
 

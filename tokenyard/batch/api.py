@@ -42,6 +42,7 @@ class BatchOptions(TypedDict, total=False):
     column: str
     prompt: str
     message: str
+    image: str
     into: str
 
 

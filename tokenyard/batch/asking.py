@@ -35,6 +35,7 @@ _NO_HURRY_S: Final = 365 * 24 * 3600.0
 #: Errors in a row without progress after which the job fails.
 _MAX_ERRORS: Final = 5
 _LEAST_WINDOW: Final = 1_000
+_LEAST_PICTURES: Final = 16
 #: A job that a limit holds for longer gives its worker back.
 PATIENCE_S: Final = 10.0
 #: Longest time until it is run again: an operator may have raised the limit.
@@ -128,7 +129,9 @@ class ClientAsking:
         self._spec = job.state.spec
         self._ending = ending
         workers = client.info().workers.values()
-        self._window = self._spec.window or window_for(workers)
+        # Each picture under way lies at the broker.
+        least = _LEAST_PICTURES if self._spec.image else _LEAST_WINDOW
+        self._window = self._spec.window or window_for(workers, least)
         if self._spec.task != GENERATE:
             self._window = max(2 * len(workers), self._window // PACK_INPUTS, 2)
         self._pending: dict[int, Pack] = {}
@@ -231,6 +234,6 @@ def by_client(
     return begin
 
 
-def window_for(workers: Iterable[WorkerInfo]) -> int:
+def window_for(workers: Iterable[WorkerInfo], least: int = _LEAST_WINDOW) -> int:
     """Twice the places of all workers, so that none runs out of requests between bursts."""
-    return max(_LEAST_WINDOW, 2 * sum(worker.max_num_seqs for worker in workers))
+    return max(least, 2 * sum(worker.max_num_seqs for worker in workers))

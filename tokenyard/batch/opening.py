@@ -32,6 +32,7 @@ _LASTING = (
     "column",
     "prompt",
     "message",
+    "image",
     "into",
 )
 

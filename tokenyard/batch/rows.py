@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import decimal
 from array import array
@@ -19,6 +20,7 @@ from tokenyard.batch.tables import Row, RowAnswer
 from tokenyard.batch.templates import fill_template
 from tokenyard.client import checks
 from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.media import MAX_MEDIA_BYTES
 from tokenyard.protocol.wire import GENERATE
 
 #: Values that a template takes beside text, as Python writes them.
@@ -54,9 +56,14 @@ def _prompt(spec: BatchSpec, row: Row) -> Any:
     if not spec.column:
         text = fill_template(
             spec.prompt or spec.message,
-            {column: _text(column, row[column]) for column in spec.columns},
+            {name: _text(name, row[name]) for name in spec.columns if name != spec.image},
         )
-        return [{"role": "user", "content": text}] if spec.message else text
+        if not spec.message:
+            return text
+        content: Any = text
+        if spec.image:
+            content = [_picture(spec, row[spec.image]), {"type": "text", "text": text}]
+        return [{"role": "user", "content": content}]
     value = row[spec.column]
     if not value:
         raise BadRow(f"{spec.column!r} is empty")
@@ -66,6 +73,26 @@ def _prompt(spec: BatchSpec, row: Row) -> Any:
     if not isinstance(value, str | list):
         raise BadRow(f"{spec.column!r} is {type(value).__name__}, not text, token ids or messages")
     return value
+
+
+def _picture(spec: BatchSpec, value: Any) -> dict[str, Any]:
+    """A picture of a row as a part of a message."""
+    if isinstance(value, dict):  # as data sets have it
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, str) and not value.startswith("data:"):
+        source = spec.input_path
+        path = (source if source.is_dir() else source.parent) / value
+        try:
+            value = path.read_bytes() if path.stat().st_size <= MAX_MEDIA_BYTES else b""
+        except OSError as error:
+            raise BadRow(f"{spec.image!r}: {path}: {error.strerror}") from error
+        if not value:
+            raise BadRow(f"{spec.image!r}: {path}: is empty, or too large")
+    if isinstance(value, bytes):
+        value = f"data:image;base64,{base64.b64encode(value).decode()}"
+    if not isinstance(value, str):
+        raise BadRow(f"{spec.image!r} is {type(value).__name__}, not a picture or its path")
+    return {"type": "image_url", "image_url": {"url": value}}
 
 
 def _text(column: str, value: Any) -> str:

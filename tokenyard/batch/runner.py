@@ -124,6 +124,7 @@ class Runner:
         self._check(job)
         self._write_table(job)
         self._enter(_ENDS[self._ending.code] if self._ending.unrun else "completed")
+        self._tidy_up(job)
         counts = job.state.counts
         _log.info(
             "job %s: %s: %d input lines = %d results + %d errors",
@@ -170,15 +171,17 @@ class Runner:
         return state
 
     def _write_table(self, job: OpenJob) -> None:
-        """Write the table; the answers by line stay where some are errors, to be run again."""
+        """Write the table that the input is, if it is one."""
         spec = self._spec
-        if not spec.is_table:
-            return
-        answers = read_answers(spec.results_path, spec.errors_path, job.input.lines)
-        write_table(spec.input_path, spec.output_path, spec.new_columns, answers)
-        if not job.counts.failed:
-            spec.results_path.unlink()
-            spec.errors_path.unlink()
+        if spec.is_table:
+            answers = read_answers(spec.results_path, spec.errors_path, job.input.lines)
+            write_table(spec.input_path, spec.output_path, spec.new_columns, answers)
+
+    def _tidy_up(self, job: OpenJob) -> None:
+        """Delete the answers to rows, which are in the table, unless some are to be run again."""
+        if self._spec.is_table and not job.counts.failed:
+            self._spec.errors_path.unlink()
+            self._spec.results_path.unlink()
 
     # Lines
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tokenyard import clock
-from tokenyard.batch.files import UnreadableFile, check_codec, write_whole
+from tokenyard.batch.files import UnreadableFile, check_codec, is_compressed, write_whole
 from tokenyard.batch.tables import NewColumns, check_columns, table_files
 from tokenyard.batch.templates import columns_of
 from tokenyard.protocol.errors import SettingsError
@@ -85,6 +85,7 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
     column: str = ""  # with the prompts
     prompt: str = ""  # a prompt with the names of columns in braces
     message: str = ""  # the same as the message of a chat
+    image: str = ""  # the column with a picture for that message
     into: str = ""  # the column for the answers; "": by the task
 
     @property
@@ -128,8 +129,10 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
     @property
     def columns(self) -> list[str]:
         """The columns of a table that make a prompt."""
-        named = [] if self.column else columns_of(self.prompt or self.message)
-        return [self.column] if self.column else list(dict.fromkeys(named))
+        if self.column:
+            return [self.column]
+        named = columns_of(self.prompt or self.message, may_be_none=bool(self.image))
+        return list(dict.fromkeys([*named, *([self.image] if self.image else [])]))
 
     @property
     def state_path(self) -> Path:
@@ -191,7 +194,7 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
         if not sources:
             return [
                 f"{name}: needs a table: give column, prompt or message as well"
-                for name in ("task", "into")
+                for name in ("task", "into", "image")
                 if getattr(self, name) not in {"", GENERATE}
             ]
         errors = []
@@ -201,6 +204,10 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
             errors.append(f"task: use one of {', '.join(TABLE_TASKS)}")
         elif self.message and self.task != GENERATE:
             errors.append(f"message: {self.task} takes no chat: give column or prompt")
+        if is_compressed(self.errors_path):
+            errors.append(f"errors: {self.errors_path} must not be compressed for a table")
+        if self.image and not self.message:
+            errors.append("image: goes with a message")
         if self.params.get("n", 1) != 1:
             errors.append("n: a row of a table gets one answer")
         try:

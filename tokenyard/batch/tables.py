@@ -26,10 +26,10 @@ from tokenyard.batch.files import MAX_LINE_BYTES, UnreadableFile, open_text, rea
 from tokenyard.batch.lines import BadLine
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.parse import BadJson, ForeignJson
-from tokenyard.protocol.texts import pip_install
 
 #: Rows in memory at once, and in a row group of a Parquet file that is written.
 _CHUNK_ROWS: Final = 4096
+_CHUNK_BYTES: Final = 16 * 1024 * 1024
 _FLOAT_BYTES: Final = 4
 #: Raised by libraries for the content of a file.
 _BAD_CONTENT: Final = (ValueError, csv.Error, EOFError)
@@ -104,7 +104,7 @@ def check_target(source: Path, target: Path) -> None:
             [f"output: {target} must be Parquet, or have the format of {source.name}"]
         )
     if kind is ParquetTable:
-        _check_pyarrow()
+        ParquetTable(target)
 
 
 def check_columns(source: Path, columns: Iterable[str], new: NewColumns) -> None:
@@ -122,7 +122,7 @@ def check_columns(source: Path, columns: Iterable[str], new: NewColumns) -> None
 
 
 def table_of(path: Path) -> Table:
-    """A file by its suffix; raises `SettingsError` for another suffix, or without pyarrow."""
+    """A file by its suffix; raises `SettingsError` for another suffix."""
     kind = _kind(path)
     if kind is None:
         raise SettingsError([f"{path}: a table is a file {_SUFFIXES}, or a folder of them"])
@@ -200,8 +200,9 @@ class ParquetTable(Table):
     suffixes = (".parquet",)
 
     def __init__(self, path: Path) -> None:
+        """Raises `ImportError` without the extra ``tables``."""
         super().__init__(path)
-        _check_pyarrow()
+        import pyarrow  # noqa: F401 - whether it is there
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -224,7 +225,7 @@ class ParquetTable(Table):
     def rows(self, columns: Sequence[str]) -> Iterator[Row | BadLine]:
         """See `Table`."""
         with self._opened() as file:
-            for batch in file.iter_batches(_CHUNK_ROWS, columns=list(columns)):
+            for batch in file.iter_batches(_rows_at_once(file), columns=list(columns)):
                 yield from batch.to_pylist()
 
     def chunks(self) -> Iterator[Any]:
@@ -233,7 +234,7 @@ class ParquetTable(Table):
 
         with self._opened() as file:
             yield file.schema_arrow.empty_table()
-            for batch in file.iter_batches(_CHUNK_ROWS):
+            for batch in file.iter_batches(_rows_at_once(file)):
                 yield pyarrow.Table.from_batches([batch])
 
     def write(self, source: Table, new: NewColumns, answers: Answers) -> None:
@@ -254,6 +255,13 @@ class ParquetTable(Table):
                     writer.write_table(whole, row_group_size=len(whole))
 
 
+def _rows_at_once(file: Any) -> int:
+    """How many rows of a Parquet file are not too large for the memory."""
+    groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
+    widest = max((one.total_byte_size / max(1, one.num_rows) for one in groups), default=0)
+    return max(1, min(_CHUNK_ROWS, int(_CHUNK_BYTES / max(1, widest))))
+
+
 def _column(answers: Sequence[RowAnswer], dimensions: int) -> Any:
     """The answers to some rows as an array of pyarrow."""
     import pyarrow
@@ -271,15 +279,6 @@ def _column(answers: Sequence[RowAnswer], dimensions: int) -> Any:
     is_null = pyarrow.array([shape is None for shape in shapes], pyarrow.bool_())
     offsets = pyarrow.array(list(outer), pyarrow.int32())
     return pyarrow.ListArray.from_arrays(offsets, column, mask=is_null)
-
-
-def _check_pyarrow() -> None:
-    try:
-        import pyarrow.parquet  # noqa: F401 - whether it is there
-    except ImportError as error:
-        raise SettingsError(
-            [f"a table in Parquet needs pyarrow: {pip_install('tables')}"]
-        ) from error
 
 
 class TextTable(Table):
@@ -418,8 +417,10 @@ class JsonlTable(TextTable):
         """See `Table`; a field of the input is never replaced."""
         with _opened_for_writing(self.path) as file:
             for record in cast(JsonlTable, source).records():
-                kept = {} if isinstance(record, BadLine) else record
-                file.write(msgspec.json.encode({**new.values(next(answers)), **kept}) + b"\n")
+                row = {} if isinstance(record, BadLine) else dict(record)
+                for name, value in new.values(next(answers)).items():
+                    row.setdefault(name, value)
+                file.write(msgspec.json.encode(row) + b"\n")
 
 
 def _opened_for_writing(path: Path) -> IO[bytes]:

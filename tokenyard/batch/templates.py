@@ -6,13 +6,13 @@ import string
 from collections.abc import Mapping
 
 
-def columns_of(template: str) -> list[str]:
+def columns_of(template: str, *, may_be_none: bool = False) -> list[str]:
     """The names in the braces of a template; raises ValueError."""
     parts = list(string.Formatter().parse(template))
     names = [name for _, name, _, _ in parts if name is not None]
     if not all(names) or any(form or conversion for _, _, form, conversion in parts):
         raise ValueError("write a column as {name}, and a brace as {{ or }}")
-    if not names:
+    if not (names or may_be_none):
         raise ValueError("names no column: write one as {name}")
     return names
 

@@ -13,12 +13,13 @@ from msgspec import UNSET, Struct
 
 from tokenyard.client import checks
 from tokenyard.client.durability import Durability, check_durability
-from tokenyard.client.options import OWN_OPTIONS, Item, Prompt
+from tokenyard.client.options import OWN_OPTIONS, Item, Messages, Prompt
 from tokenyard.client.tokenization import PROMPT_TAIL, LocalText, Tokenizer
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.digest import Recipe, defaults_among
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
+from tokenyard.protocol.media import NO_MEDIA, Media, take_media
 from tokenyard.protocol.parse import check_task
 from tokenyard.protocol.wire import (
     DEFAULT_RESULT_TTL_S,
@@ -62,6 +63,7 @@ class PreparedRequest(Struct, frozen=True, eq=False, gc=False):
     size: int  # bytes of its entry, as the coordinator counts them
     template: RequestTemplate | None = None  # of the request, where it is known
     digest: str = ""  # of the user's input, before it becomes tokens
+    media: Media = NO_MEDIA  # that its messages name
     packed: int = 0  # items of a `map` in it, each with a result of its own; 0: it is one item
 
 
@@ -260,6 +262,9 @@ class RequestBuilder:
     ) -> PreparedRequest:
         kind = checks.prompt_kind(prompt)
         checks.check_chat(kind, options.request)
+        media: Media = NO_MEDIA
+        if kind == "messages":
+            prompt, media = take_media(cast(Messages, prompt))
         # The text of a task that pools is the worker's: its model may want it in another form.
         if encoded is None and self._tokenizer is not None and not options.request.pools:
             encoded = checks.encode_prompt(self._tokenizer, kind, prompt)
@@ -293,6 +298,7 @@ class RequestBuilder:
             size,
             template,
             options.recipe.digest(given, checks.canonical(given, prompt, request), request.chat),
+            media,
         )
 
     def _text(

@@ -27,6 +27,7 @@ from tokenyard.protocol.errors import (
     TokenyardError,
     WaitTimeout,
 )
+from tokenyard.protocol.media import Media
 from tokenyard.protocol.wire import Request, RequestTemplate, template_of
 from tokenyard.scripts import client as scripts
 from tokenyard.scripts.answers import Acceptance, Submitted
@@ -45,7 +46,7 @@ _RETRY_AFTER_S: Final = 2.0
 _MAX_RETRY_AFTER_S: Final = 30.0
 _ACCEPTED: Final = Submitted.ACCEPTED  # enum attribute access is slow; bound once for the hot path
 
-_New = tuple[Request, RequestTemplate, PendingRequest]
+_New = tuple[Request, RequestTemplate, Media, PendingRequest]
 
 
 @dataclass(slots=True)
@@ -188,7 +189,7 @@ class Submitter:
             request, template = prepared.request, prepared.template
             if trace and state.builder.has_room(prepared, tracing.ROOM):
                 request, template = trace.carry(request), None
-            load.new.append((request, template or template_of(request), pending))
+            load.new.append((request, template or template_of(request), prepared.media, pending))
             load.by_index[index] = pending
         return load
 
@@ -206,8 +207,9 @@ class Submitter:
             [request for request, *_ in new],
             watched=state.client_id if terms.cancel_on_disconnect else "",
             refuse_late=terms.refuse_late,
-            templates=[template for _, template, _ in new],
+            templates=[template for _, template, _, _ in new],
             digests=[pending.digest for *_, pending in new],
+            media=[media for _, _, media, _ in new],
         )
         wait = wait_command(terms.durability)
         if wait is None:
@@ -282,14 +284,15 @@ def bursts(numbered: Iterable[Numbered]) -> Iterator[list[Numbered]]:
     burst: list[Numbered] = []
     size, key = 0, None
     for index, prepared in numbered:
-        is_full = len(burst) == _MAX_REQUESTS or size + prepared.size > _MAX_BYTES
+        own_size = prepared.size + sum(map(len, prepared.media.values()))
+        is_full = len(burst) == _MAX_REQUESTS or size + own_size > _MAX_BYTES
         shared = prepared.terms, prepared.request.tenant
         if burst and (is_full or shared != key):
             yield burst
             burst, size = [], 0
         key = shared
         burst.append((index, prepared))
-        size += prepared.size
+        size += own_size
     if burst:
         yield burst
 

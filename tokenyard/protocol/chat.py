@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.media import MODALITIES, check_media_part
 from tokenyard.protocol.wire import PLAIN_CHAT, Request
 
 #: Most levels of nested objects and arrays in any value for a chat template.
@@ -70,7 +71,7 @@ _SPEAKING: Final = frozenset({"developer", "system", "tool", "user"})
 
 
 def check_messages(messages: list[dict[str, Any]]) -> None:
-    """Refuse messages that are not in the format of OpenAI's API, or have more than text."""
+    """Refuse messages that are not in the format of OpenAI's API, or have unknown parts."""
     if not messages:
         raise InvalidRequest("messages", "is empty")
     _check_depth("messages", messages)
@@ -105,7 +106,10 @@ def chat_texts(messages: list[dict[str, Any]]) -> Iterator[str]:
     for message in messages:
         content = message.get("content") or ()
         for part in (content,) if isinstance(content, str) else content:
-            yield part if isinstance(part, str) else part[TEXT_PARTS[part["type"]]]
+            if isinstance(part, str):
+                yield part
+            elif field := TEXT_PARTS.get(part["type"]):
+                yield part[field]
 
 
 def _check_content(where: str, role: str, content: Any) -> None:
@@ -128,8 +132,13 @@ def _check_part(where: str, part: Any) -> None:
         raise InvalidRequest(where, "must be a string or an object with a type")
     kind = part.get("type")
     media = [name for name in (kind, *part) if isinstance(name, str) and name in MEDIA_PARTS]
+    if media and media[0] in MODALITIES and kind == media[0] and kind in part:
+        check_media_part(where, kind, part)
+        return
     if media:
-        raise InvalidRequest(where, f"is of type {media[0]}, and models here take text only")
+        raise InvalidRequest(
+            where, f"is of type {media[0]}; give text, image_url, audio_url or video_url"
+        )
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise InvalidRequest(f"{where}.type", f"use one of {', '.join(TEXT_PARTS)}")
     if not isinstance(part.get(TEXT_PARTS[kind]), str):

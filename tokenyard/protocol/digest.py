@@ -24,6 +24,7 @@ from tokenyard.protocol.parse import (
     parse_content,
     parse_params,
     parse_reasoning,
+    read_media,
     read_task,
     read_text,
     unfold,
@@ -74,6 +75,7 @@ class Recipe:
         *,
         task: Task = GENERATE,
         query: str = "",
+        media: Mapping[str, Sequence[str]] = _NOTHING,
     ) -> None:
         self.stated = sorted(stated)  # parameters given with the wire's default
         decisive: list[Any] = [model, params, self.stated]
@@ -81,6 +83,8 @@ class Recipe:
             decisive += [reasoning_ended, dict(reasoning_parser_kwargs)]
         if task != GENERATE:
             decisive += [task, query]
+        if media:
+            decisive.append(dict(media))
         said = _encode(decisive)
         self._prefix = blake2b(said, digest_size=_BYTES)
 
@@ -114,6 +118,7 @@ def request_digest(request: Request) -> str:
         request.reasoning_parser_kwargs,
         task=request.task,
         query=request.query,
+        media=request.media,
     )
     return recipe.digest_of(request)
 
@@ -153,7 +158,7 @@ def entry_recipe(fields: Mapping[bytes, bytes]) -> Recipe:
 #: The fields beside the prompt that decide the answer, and those in common.
 _DECISIVE: Final = (
     *(b"common", b"model", b"params", b"task", b"query"),
-    *(b"reasoning_ended", b"reasoning_parser_kwargs"),
+    *(b"reasoning_ended", b"reasoning_parser_kwargs", b"media"),
 )
 
 
@@ -169,6 +174,7 @@ def _read(*own: bytes) -> Recipe:
         *parse_reasoning(fields),
         task=read_task(fields),
         query=read_text(fields, "query"),
+        media=read_media(fields),
     )
 
 

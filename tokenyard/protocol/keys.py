@@ -141,6 +141,10 @@ class Keys:
         """
         return f"{self.prefix}tokens:{client}#/{request_id}"
 
+    def media(self, client: str, request_id: str) -> str:
+        """String: the media of a request that has not ended, see `tokenyard.protocol.media`."""
+        return f"{self.prefix}media:{client}/{request_id}"
+
     def reply(self, client: str, request_id: str) -> str:
         """Stream of replies to one request, one entry each, plain fields."""
         return f"{self.prefix}reply:{client}/{request_id}"

@@ -18,6 +18,7 @@ from msgspec import Meta
 from tokenyard.protocol.chat import check_chat, check_messages
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.keys import NAME_RULE, is_name
+from tokenyard.protocol.media import MODALITIES, NAME
 from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.texts import did_you_mean
 from tokenyard.protocol.wire import (
@@ -81,6 +82,8 @@ _CHAT_FIELDS: Final = frozenset(name.encode() for name in ChatOptions.__struct_f
 PROMPTS: Final = ("tokens", "prompt", "messages", "inputs")
 _params_decoder = ForeignJson[SamplingParams](SamplingParams)
 _pooling_decoder = ForeignJson[PoolingParams](PoolingParams)
+_media_decoder = ForeignJson[dict[str, list[str]]](dict[str, list[str]])
+_MODALITIES: Final = frozenset(MODALITIES.values())
 _inputs_decoder = ForeignJson[list[Input]](list[Input])
 _objects_decoder = ForeignJson[list[dict[str, Any]]](list[dict[str, Any]])
 object_decoder = ForeignJson[dict[str, Any]](dict[str, Any])
@@ -262,6 +265,17 @@ def read_prompt(fields: Mapping[bytes, bytes]) -> str:
     if not prompt:
         raise InvalidRequest("prompt", "is empty")
     return prompt
+
+
+def read_media(fields: Mapping[bytes, bytes], prompt: str = "tokens") -> dict[str, list[str]]:
+    """The media that go with tokens."""
+    media: dict[str, list[str]] = read_json(fields, "media", _media_decoder, {})
+    if media and prompt != "tokens":
+        raise InvalidRequest("media", f"goes with tokens, not with {prompt}")
+    for modality, names in media.items():
+        if modality not in _MODALITIES or not all(map(NAME.fullmatch, names)):
+            raise InvalidRequest("media", "give names like media:<SHA-256> by modality")
+    return media
 
 
 def read_inputs(fields: Mapping[bytes, bytes]) -> list[Input]:
@@ -528,6 +542,7 @@ def _parse_body(
         cache_salt=read_text(fields, "cache_salt"),
         reasoning_ended=reasoning_ended,
         reasoning_parser_kwargs=reasoning_parser_kwargs,
+        media=read_media(fields, given[0]),
     )
     check_chat(request)
     check_task(request)

@@ -88,7 +88,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "served_model_name": "requests use the name of the table",
     "model": "give the model's own key path instead",
     "trust_request_chat_template": "a template is a program: only the model's own runs",
-    "trust_request_mm_kwargs": "models here take text only",
+    "trust_request_mm_kwargs": "a worker reads media as its own arguments say",
 }
 
 

@@ -18,7 +18,7 @@ import functools
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
@@ -229,6 +229,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     #: follows the reasoning: whether the prompt ends it, and arguments of the parser.
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    #: Of tokens: the names of pictures, sound and video by modality, in the order of their marks.
+    media: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
     @property
     def wants_text(self) -> bool:
@@ -312,6 +314,12 @@ class Assignment(Struct, frozen=True, kw_only=True):
     first_epoch: int | None = None  # the generation epoch of the first published token
     choices: bytes = b""  # the choice of each published token, a byte each; for n > 1 only
     is_charged: bool = False  # to a tenant: `finish` wants to know what it has used
+    media: Mapping[str, bytes] = {}  # of its messages, by name
+
+    @property
+    def without_media(self) -> Assignment:
+        """The same for whoever does not run it: its media may be large."""
+        return msgspec.structs.replace(self, media={}) if self.media else self
 
     def published_of(self, index: int) -> list[int]:
         """The published tokens of one choice."""
@@ -383,6 +391,8 @@ def request_fields(request: Request) -> dict[str, bytes | str | int]:
         fields["reasoning_ended"] = int(request.reasoning_ended)
     if request.reasoning_parser_kwargs:
         fields["reasoning_parser_kwargs"] = _encode_json(request.reasoning_parser_kwargs)
+    if request.media:
+        fields["media"] = _encode_json(request.media)
     plain: dict[str, str | int] = {
         "client": request.client if request.client != DEFAULT_CLIENT else "",
         "model": request.model,

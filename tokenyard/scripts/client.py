@@ -10,6 +10,7 @@ from typing import Any
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys, PriorityClass, intake_name, is_intake
+from tokenyard.protocol.media import MEDIA_TTL_S, NO_MEDIA, Media, encode_media
 from tokenyard.protocol.replies import ErrorInfo, json_text
 from tokenyard.protocol.wire import (
     DEFAULT_RESULT_TTL_S,
@@ -44,28 +45,33 @@ def submit(
     refuse_late: bool = False,
     templates: Sequence[RequestTemplate] | None = None,
     digests: Sequence[str] | None = None,
+    media: Sequence[Media] | None = None,
 ) -> Call[list[Acceptance]]:
     """Accept a burst of requests of one priority class and one tenant, each at most once.
 
     ``watched`` names the client if its requests are to be cancelled when it disappears. With
     ``refuse_late`` a request that would wait beyond its deadline is refused. ``templates`` and
-    ``digests`` are those of the requests, where the caller has them.
+    ``digests`` are those of the requests, where the caller has them, and ``media`` what they name.
     """
     numbers: dict[RequestTemplate, int] = {}
     args: list[Arg] = []
     ledgers: list[str] = []
     given = zip(
-        templates or itertools.repeat(None), digests or itertools.repeat(None), strict=False
+        templates or itertools.repeat(None),
+        digests or itertools.repeat(None),
+        media or itertools.repeat(NO_MEDIA),
+        strict=False,
     )
-    for request, (known, digest) in zip(requests, given, strict=False):
+    for request, (known, digest, named) in zip(requests, given, strict=False):
         template = known or template_of(request)
         number = numbers.setdefault(template, len(numbers) + 1)
         args += (number, request.id, prompt_value(request), digest or request_digest(request))
+        args.append(encode_media(named) if named else "")
         ledgers.append(keys.ledger(request.client, request.id))
     intake = intake_name(priority_class, requests[0].tenant if requests else "")
     if intake != priority_class:
         ledgers.append(keys.intake(intake))
-    common: list[Arg] = [intake, watched, CLIENT_LEASE_MS, len(numbers)]
+    common: list[Arg] = [intake, watched, CLIENT_LEASE_MS, MEDIA_TTL_S, len(numbers)]
     for template in numbers:
         common += (template.field, template.common, template.deadline_ms if refuse_late else 0)
     intakes = [keys.intake(name) for name in ("high", "normal", "low", "retry")]

@@ -6,14 +6,18 @@ import contextlib
 import logging
 import queue
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, Protocol
 
 import redis
+from msgspec.structs import replace
 
 from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.clock import BrokerTime
+from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.media import check_media, decode_media, media_names
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.wire import Assignment
@@ -221,6 +225,7 @@ class LaneReader(StreamReader):
         super().__init__(yard.connection, yard.keys.lane(worker), block_ms, f"reader-{worker}")
         self.broker_time = BrokerTime()
         self._capacity = yard.keys.capacity
+        self._keys = yard.keys
         self._worker = worker
         self._deliver = deliver
         self._cancel = cancel
@@ -267,9 +272,26 @@ class LaneReader(StreamReader):
             _reader_log.error("entry %s of %s is no assignment; removed", entry, self._stream)
             self._remove(entry)
             return
+        request = assignment.request
+        if not assignment.fault and (request.messages or request.media):
+            assignment = self._with_media(assignment)
         self._batch.append(assignment)
         if len(self._batch) >= _TOGETHER:
             self._hand_over()
+
+    def _with_media(self, assignment: Assignment) -> Assignment:
+        """The same with what its messages name, if anything."""
+        request = assignment.request
+        names = {*media_names(request.messages or ()), *chain(*request.media.values())}
+        if not names:
+            return assignment
+        raw: Any = self._connection.get(self._keys.media(request.client, request.id))
+        try:
+            media = decode_media(raw) if raw is not None else {}
+            check_media(media, names)
+        except InvalidRequest as error:
+            return replace(assignment, fault=str(error))
+        return replace(assignment, media=media)
 
     def _remove(self, entry: str) -> None:
         """Delete an entry that is no request, and free its place on the lane."""

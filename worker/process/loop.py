@@ -240,7 +240,9 @@ class EngineLoop:
         held, self._held = self._held, {}
         for entry, assignment in held.items():
             if self._session:
-                self._session.runs[entry] = Run(assignment, clock.monotonic(), self.epoch)
+                self._session.runs[entry] = Run(
+                    assignment.without_media, clock.monotonic(), self.epoch
+                )
                 self._begin(assignment)
 
     # Requests
@@ -255,7 +257,9 @@ class EngineLoop:
             return
         if assignment.entry in session.runs:  # the lane is read again after an outage
             return
-        session.runs[assignment.entry] = Run(assignment, clock.monotonic(), self.epoch)
+        session.runs[assignment.entry] = Run(
+            assignment.without_media, clock.monotonic(), self.epoch
+        )
         if assignment.request.deadline_ms is not None:
             self._note_deadline(session, assignment.entry, assignment.request.deadline_ms)
         if self._pause:

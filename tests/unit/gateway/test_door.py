@@ -17,6 +17,7 @@ from gateway.http.incoming import inner_scope, replay
 from gateway.profile import ModelProfile
 from tests.engines.harness import MODELS
 from tests.unit.gateway.conftest import adder_tokenizer
+from tokenyard.protocol.media import NO_MEDIA, Media
 from tokenyard.protocol.wire import Request
 
 pytestmark = pytest.mark.vllm
@@ -43,12 +44,16 @@ class Queue:
 
     def __init__(self, count: int = 1) -> None:
         self.asked: list[Request] = []
+        self.media: list[Media] = []
         self.threads: list[threading.Thread] = []
         self.count = count
         self.all_asked = asyncio.Event()
 
-    async def ask(self, request: Request, *_: Any) -> AsyncGenerator[Any, None]:
+    async def ask(
+        self, request: Request, _: Any, media: Media = NO_MEDIA
+    ) -> AsyncGenerator[Any, None]:
         self.asked.append(request)
+        self.media.append(media)
         self.threads.append(threading.current_thread())
         if len(self.asked) == self.count:
             self.all_asked.set()

@@ -1,83 +1,167 @@
-"""No program fetches or decodes what a request names: models here take text only."""
+"""Nothing is fetched or decoded that a request names; the bytes of a data: URL go to the queue."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.media_models import write_picture_model
 from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
 from tests.engines.harness import MODELS
-from tests.unit.gateway.conftest import adder_tokenizer, vllm_params
+from tests.unit.gateway.conftest import vllm_params
 from tests.unit.gateway.test_door import CHAT, Queue, answer, front_end
+from tokenyard.protocol.media import name_of
 
 pytestmark = pytest.mark.vllm
 
 URL = "http://127.0.0.1:1/secret"
-IMAGE = {"type": "image_url", "image_url": {"url": URL}}
+BYTES = b"no picture at all"
+DATA = f"data:image/png;base64,{base64.b64encode(BYTES).decode()}"
 TEXT = {"type": "text", "text": "1+1="}
-SOURCE = {"type": "image", "source": {"type": "url", "url": URL}}
-RESULT = {"type": "tool_result", "tool_use_id": "a", "content": [SOURCE]}
-CALL = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+
+
+def image(url: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}, **more}
 
 
 def said(*parts: dict[str, Any]) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": list(parts)}]}
+    return {"messages": [{"role": "user", "content": list(parts)}], "max_tokens": 5}
 
 
-BODIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "image": (CHAT, said(TEXT, IMAGE)),
-    "data": (CHAT, said({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}})),
-    "file": (CHAT, said({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}})),
-    "named": (CHAT, said({"type": "image_url", "image_url": {"url": URL}, "uuid": "u"})),
-    "untyped": (CHAT, said({"image_url": URL, "uuid": "u"})),
+def source(url: str) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "url", "url": url}}
+
+
+def result(url: str) -> dict[str, Any]:
+    """A tool's result with a picture, in Anthropic's form."""
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    told = {"type": "tool_result", "tool_use_id": "a", "content": [source(url)]}
+    return {"messages": [{"role": "assistant", "content": [call]}, *said(told)["messages"]]}
+
+
+#: Requests with pictures, sound or video that no request may bring.
+TRICKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "loopback": (CHAT, said(TEXT, image(URL))),
+    "private": (CHAT, said(image("http://10.0.0.1/x.png"))),
+    "metadata": (CHAT, said(image("http://169.254.169.254/latest/meta-data/"))),
+    "ipv6": (CHAT, said(image("http://[::1]:8000/x"))),
+    "mapped": (CHAT, said(image("http://[::ffff:127.0.0.1]/x"))),
+    "decimal": (CHAT, said(image("http://2130706433/x"))),
+    "credentials": (CHAT, said(image("https://example.org@127.0.0.1/x"))),
+    "public": (CHAT, said(image("https://example.org/x.png"))),
+    "file": (CHAT, said(image("file:///etc/passwd"))),
+    "upper": (CHAT, said(image("FILE:///etc/passwd"))),
+    "path": (CHAT, said(image("/etc/passwd"))),
+    "ftp": (CHAT, said(image("ftp://127.0.0.1/x"))),
+    "name": (CHAT, said(image(name_of(b"another's")))),
+    "empty": (CHAT, said(image(""))),
+    "no base64": (CHAT, said(image("data:image/png;base64,?"))),
+    "no encoding": (CHAT, said(image("data:image/png,abc"))),
+    "uuid": (CHAT, said(image(DATA, uuid="u"))),
+    "only uuid": (CHAT, said({"image_url": None, "type": "image_url", "uuid": "u"})),
+    "embeds": (CHAT, said({"type": "image_embeds", "image_embeds": "AAAA"})),
+    "prompt embeds": (CHAT, said({"type": "prompt_embeds", "data": "AAAA"})),
     "audio": (CHAT, said({"type": "audio_url", "audio_url": {"url": URL}})),
     "video": (CHAT, said(TEXT, {"type": "video_url", "video_url": {"url": URL}})),
+    "kwargs": (CHAT, said(image(DATA)) | {"mm_processor_kwargs": {"size": 1}}),
+    "io": (CHAT, said(image(DATA)) | {"media_io_kwargs": {"image": {"image_mode": "L"}}}),
     "system": (
         CHAT,
-        {"messages": [{"role": "system", "content": [IMAGE]}, *said(TEXT)["messages"]]},
+        {"messages": [{"role": "system", "content": [image(URL)]}, *said(TEXT)["messages"]]},
     ),
-    "tokenize": ("/tokenize", said(IMAGE)),
-    "anthropic": ("/v1/messages", said(SOURCE) | {"max_tokens": 5}),
-    "count": ("/v1/messages/count_tokens", said(SOURCE)),
-    "result": (
-        "/v1/messages",
-        {"messages": [{"role": "assistant", "content": [CALL]}, *said(RESULT)["messages"]]}
-        | {"max_tokens": 5},
-    ),
+    "tokenize": ("/tokenize", said(image(URL))),
+    "anthropic": ("/v1/messages", said(source(URL))),
+    "count": ("/v1/messages/count_tokens", said(source(URL))),
+    "result": ("/v1/messages", result(URL) | {"max_tokens": 5}),
     "responses": (
         "/v1/responses",
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": URL}]}]},
+    ),
+}
+#: Requests with a picture of their own.
+PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, said(image(DATA), TEXT)),
+    "detail": (
+        CHAT,
+        said(TEXT, {"type": "image_url", "image_url": {"url": DATA, "detail": "low"}}),
+    ),
+    "anthropic": (
+        "/v1/messages",
+        said(
+            {
+                "type": "image",
+                "source": {
+                    "type": "base64",
+                    "media_type": "image/png",
+                    "data": base64.b64encode(BYTES).decode(),
+                },
+            }
+        ),
+    ),
+    "responses": (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": DATA}]}]},
     ),
 }
 
 
 async def answers(
     model: Path, bodies: Mapping[str, tuple[str, dict[str, Any]]]
-) -> tuple[dict[str, tuple[int, str]], int]:
-    """Status and text of each answer of a front end, and how often the queue was asked."""
+) -> tuple[dict[str, tuple[int, str]], Queue]:
+    """Status and text of each answer of a front end, and the queue, which answers none."""
     queue = Queue()
     app = await front_end(queue, ModelProfile("adder", str(model)))
     found = {
         name: await answer(app, path, {"model": "adder"} | body)
         for name, (path, body) in bodies.items()
     }
-    return found, len(queue.asked)
+    return found, queue
 
 
-def check_refused(found: Mapping[str, tuple[int, str]]) -> None:
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was fetched or decoded, which fails."""
+    vllm_params()  # sets vLLM's environment first
+    from PIL import Image
+    from vllm.connections import HTTPConnection
+
+    found: list[Any] = []
+
+    def fail(*words: Any, **_: Any) -> None:
+        found.append(words)
+        raise OSError("fetched")
+
+    for name in ("get_bytes", "async_get_bytes", "get_response", "get_async_response"):
+        monkeypatch.setattr(HTTPConnection, name, fail)
+    monkeypatch.setattr(Image, "open", fail)
+    return found
+
+
+async def test_a_model_of_text_takes_no_media(fetched: list[Any]) -> None:
+    found, queue = await answers(MODELS / "adder", TRICKS | PICTURES)
     for name, (status, text) in found.items():
         assert status == 400, (name, text)
-        assert "models here take text only" in text, name
+    assert (fetched, queue.asked) == ([], [])
 
 
-async def test_media_are_refused() -> None:
-    found, asked = await answers(MODELS / "adder", BODIES)
-    check_refused(found)
-    assert not asked
+async def test_nothing_is_fetched_or_decoded(fetched: list[Any], tmp_path: Path) -> None:
+    model = write_picture_model(tmp_path / "model")
+    found, queue = await answers(model, TRICKS)
+    for name, (status, text) in found.items():
+        assert status == 400, (name, text)
+    assert (fetched, queue.asked) == ([], [])
+
+    found, queue = await answers(model, PICTURES)
+    assert [request.media for request in queue.asked] == [{"image": [name_of(BYTES)]}] * len(
+        PICTURES
+    ), found
+    assert queue.media == [{name_of(BYTES): BYTES}] * len(PICTURES)
+    assert fetched == []
 
 
 def test_no_worker_connects_to_a_host_that_a_request_names() -> None:
@@ -87,53 +171,3 @@ def test_no_worker_connects_to_a_host_that_a_request_names() -> None:
     with pytest.raises(GatewayError, match="kv_transfer_params") as refused:
         wire_params(params, detokenize=True)
     assert refused.value.status == 400
-
-
-def vision_model(folder: Path) -> None:
-    """The files of a model of vision, as far as a front end reads them."""
-    import transformers
-
-    marks = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(MODELS / "adder")
-    tokenizer.add_special_tokens({"additional_special_tokens": marks})
-    tokenizer.image_token, tokenizer.fake_image_token = marks[:2]
-    tokenizer.global_image_token, tokenizer.end_of_utterance_token = marks[2:]
-    tokenizer.image_token_id = tokenizer.convert_tokens_to_ids("<image>")
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.Idefics3Config(
-        vision_config={"hidden_size": 128, "image_size": 64, "patch_size": 16, **sizes},
-        text_config={"vocab_size": 32, "hidden_size": 128, "max_position_embeddings": 256, **sizes},
-        image_token_id=tokenizer.image_token_id,
-        scale_factor=2,
-        architectures=["Idefics3ForConditionalGeneration"],
-    )
-    config.save_pretrained(folder)
-    image_processor = transformers.Idefics3ImageProcessor(
-        size={"longest_edge": 128}, max_image_size={"longest_edge": 64}
-    )
-    transformers.Idefics3Processor(
-        image_processor, tokenizer, image_seq_len=4, chat_template=tokenizer.chat_template
-    ).save_pretrained(folder)
-
-
-@pytest.mark.long
-async def test_a_model_of_vision_fetches_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adder_tokenizer()  # sets vLLM's environment first
-    from vllm.multimodal.media import MediaConnector
-
-    fetched: list[str] = []
-
-    def fetch(_: object, url: str, *__: object, **___: object) -> None:
-        fetched.append(url)
-        raise ValueError("fetched")
-
-    monkeypatch.setattr(MediaConnector, "load_from_url", fetch)
-    monkeypatch.setattr(MediaConnector, "load_from_url_async", fetch)
-    vision_model(tmp_path)
-    found, asked = await answers(tmp_path, BODIES)
-    check_refused(found)
-    assert (fetched, asked) == ([], 0)
-    found, asked = await answers(tmp_path, {"text": (CHAT, said(TEXT) | {"max_tokens": 5})})
-    assert asked, found

@@ -22,8 +22,9 @@ from tokenyard.protocol.wire import Request, prompt_value, template_of
 
 #: What decides the answer, and so is in the digest.
 DEFINING = {
+    "media",
     *("tokens", "prompt", "messages", "inputs", "chat", "model", "params", "stated"),
-    *("task", "pooling", "query"),
+    *("task", "pooling", "query", "media"),
     *("reasoning_ended", "reasoning_parser_kwargs"),
 }
 #: What may differ when an id comes again: who asks, how the answer is brought, and how soon.

@@ -142,7 +142,7 @@ def test_longest_id_is_counted_in_bytes() -> None:
         ({"messages": said({"content": [{}]})}, "messages[0].content[0].type: use one of text"),
         (
             {"messages": said({"content": ["x", {"type": "image_url", "image_url": {}}]})},
-            "messages[0].content[1]: is of type image_url, and models here take text only",
+            "messages[0].content[1].image_url.url: give the content itself as a base64 data: URL",
         ),
         (
             {"messages": said({"content": [{"type": "text", "text": "x", "input_audio": {}}]})},

@@ -79,6 +79,9 @@ spec_options: Final = with_options(
     click.option("--prompt", default="", help="The same, as a prompt: 'Summarize: {text}'."),
     click.option("--message", default="", help="The same, as a user's message in a chat."),
     click.option(
+        "--image", default="", help="With --message: the column of a picture or its path."
+    ),
+    click.option(
         "--into",
         default="",
         metavar="COLUMN",

@@ -32,6 +32,7 @@
 -- @include is_reused
 -- @include keep_for
 -- @include leave_intake
+-- @include media_of
 -- @include queue_tokens
 -- @include queued_tokens_of
 -- @include server_ms
@@ -70,7 +71,9 @@ redis.call('EXPIRE', ledger, ARGV[6])
 redis.call('DEL', KEYS[4])
 add_replies(KEYS[5], ARGV[4], {item}, ARGV[7])
 keep_for(KEYS[5], ARGV[6])
-if ARGV[9] ~= '' then
+if ARGV[9] == '' then
+  redis.call('DEL', media_of(ledger))
+else -- its media stay for a while: it may be queued again
   to_dead_letters(KEYS[7], ARGV[10], waits[2], ARGV[9], sid)
 end
 return ANSWERED

@@ -31,6 +31,7 @@
 -- @include is_of
 -- @include keep_for
 -- @include leave_intake
+-- @include media_of
 -- @include pack_result
 -- @include place_of
 -- @include prefix_of
@@ -59,7 +60,7 @@ local function conclude(ttl, is_flat, framed)
   local result = pack_result(ARGV[3], 'cancelled', redis.call('GET', KEYS[2]) or '', ARGV[6])
   redis.call('HSET', ledger, 'state', 'cancelled', 'result', result, 'ended', server_ms())
   redis.call('EXPIRE', ledger, ttl)
-  redis.call('DEL', KEYS[2])
+  redis.call('DEL', KEYS[2], media_of(ledger))
   local places = {flat = is_flat and KEYS[4], frame = framed}
   for kind, destination in pairs(places) do
     if destination then

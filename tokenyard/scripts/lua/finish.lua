@@ -27,6 +27,7 @@
 -- @include end_charge
 -- @include has_lease
 -- @include keep_for
+-- @include media_of
 -- @include note_refusal
 -- @include prefix_of
 -- @include server_ms
@@ -46,7 +47,7 @@ local function finish(ledger, tokens, choices, entry, attempt, status, ttl, item
     note_refusal(ledger, ARGV[1], attempt, 'result')
     return LEASE_LOST
   end
-  local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state', 'entry')
+  local owner = redis.call('HMGET', ledger, 'worker', 'attempt', 'state', 'entry', 'media')
   if owner[1] ~= ARGV[1] or owner[2] ~= attempt then
     -- Nobody waits for it here any more, so it must not take up a place.
     if owner[1] ~= ARGV[1] or owner[4] ~= entry then places[#places + 1] = entry end
@@ -58,6 +59,7 @@ local function finish(ledger, tokens, choices, entry, attempt, status, ttl, item
   redis.call('EXPIRE', ledger, ttl)
   if tokens then forgotten[#forgotten + 1] = tokens end
   if choices then forgotten[#forgotten + 1] = choices end
+  if owner[5] then forgotten[#forgotten + 1] = media_of(ledger) end
   places[#places + 1] = entry
   return FINISHED
 end

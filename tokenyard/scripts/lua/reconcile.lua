@@ -29,6 +29,7 @@
 -- @include has_lease
 -- @include keep_for
 -- @include leave_intake
+-- @include media_of
 -- @include pack_result
 -- @include place_of
 -- @include recount_intakes
@@ -64,7 +65,7 @@ for k = 6, #KEYS, 5 do
     local result = pack_result(id, 'failed', published, ARGV[a + 4])
     redis.call('HSET', ledger, 'state', 'failed', 'result', result, 'ended', server_ms())
     redis.call('EXPIRE', ledger, ARGV[3])
-    redis.call('DEL', tokens)
+    redis.call('DEL', tokens, media_of(ledger))
     -- What came in is gone with the entry.
     end_charge(ledger, 'failed', {input = 0, output = #published / 4, code = 'ENTRY_LOST'},
       state == 'waiting' and place)

@@ -14,11 +14,13 @@
 -- ARGV[2] the client, if its requests (also those that it has submitted before) are to be
 --   cancelled when it disappears, else ''
 -- ARGV[3] length of that client's lease in ms
--- ARGV[4] number of templates: what requests have in common
--- ARGV[5...] for each template: the field that holds the prompt, the field `common` (JSON), the time in
+-- ARGV[4] time in s for which media of a request that does not end are kept
+-- ARGV[5] number of templates: what requests have in common
+-- ARGV[6...] for each template: the field that holds the prompt, the field `common` (JSON), the time in
 --   ms since the epoch after which a request is refused if it would have to wait longer (0: never);
 --   then for each request: its template (from 1), its id, its prompt, its digest (any text that is
---   the same for the same request; '': not to be compared)
+--   the same for the same request; '': not to be compared), its media (a msgpack map; '': none), which
+--   are kept as media:<client>/<id>
 -- Returns for each request: {1, server id, requests before it, their time in ms or -1} ACCEPTED,
 --   {2, state} KNOWN, {0, retry after in ms} FULL, {3, time it would have to wait in ms} LATE,
 --   {4, state} REUSED (the id is known with another digest), {5, limit, retry after in ms or -1} QUOTA
@@ -33,6 +35,7 @@
 -- @include enter_intake
 -- @include is_reused
 -- @include keep_count
+-- @include media_of
 -- @include queued_tokens_of
 -- @include quota_of
 -- @include server_ms
@@ -120,8 +123,8 @@ local function attach(id)
 end
 
 local templates = {}
-for i = 1, tonumber(ARGV[4]) do
-  local at = 2 + 3 * i
+for i = 1, tonumber(ARGV[5]) do
+  local at = 3 + 3 * i
   templates[i] = {field = ARGV[at], common = ARGV[at + 1], latest = tonumber(ARGV[at + 2])}
 end
 
@@ -154,7 +157,7 @@ local function limit_for(template, tokens)
   return limit, limit and (time or retry_after(refused.QUOTA_EXCEEDED))
 end
 
-local replies, at, content = {}, 5 + 3 * #templates, {'', '', 'common', ''}
+local replies, at, content = {}, 6 + 3 * #templates, {'', '', 'common', ''}
 for i = 9, last_ledger do
   local ledger, template, id = KEYS[i], templates[tonumber(ARGV[at])], ARGV[at + 1]
   local prompt, digest, latest = ARGV[at + 2], ARGV[at + 3], template.latest
@@ -189,6 +192,10 @@ for i = 9, last_ledger do
       'common', template.common)
     local sid = name .. '/' .. entry
     redis.call('HSET', ledger, 'state', 'waiting', 'sid', sid, 'digest', digest)
+    if ARGV[at + 4] ~= '' then
+      redis.call('SET', media_of(ledger), ARGV[at + 4], 'EX', ARGV[4])
+      redis.call('HSET', ledger, 'media', 1)
+    end
     local reserved = quota and quota.take(asked_by(template), tokens)
     if reserved then redis.call('HSET', ledger, 'reserved', reserved) end
     replies[#replies + 1] = {ACCEPTED, sid, ahead, time}
@@ -199,7 +206,7 @@ for i = 9, last_ledger do
     accepted = accepted + 1
     attach(id)
   end
-  at = at + 4
+  at = at + 5
 end
 -- The leader then tells those without a tenant that there are some, see `has_tenants`.
 if came_ms then redis.call('HSET', KEYS[8], 'tenant_came', came_ms) end

@@ -139,6 +139,8 @@ def _arguments(spec: ModelSpec, executor: type[Executor] | None) -> dict[str, An
         "distributed_executor_backend": executor or _single(spec),
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
+        # The cache of a front assumes that its core has seen all that it has.
+        "mm_processor_cache_gb": 0,
         "scheduling_policy": "priority",  # apply a request's priority in the engine too
     }
     # Constraints on the text begin where the reasoning ends, which only this parser finds.

@@ -46,7 +46,7 @@ from worker.engines.vllm.grammars import GrammarLimits, check_grammar
 from worker.engines.vllm.params import ParamsMaker, reason_of, refusal
 from worker.engines.vllm.pooling_answer import PooledPart
 from worker.engines.vllm.reasoning import Reasoning
-from worker.engines.vllm.request import EngineRequest
+from worker.engines.vllm.request import EnginePrompt, EngineRequest
 from worker.engines.vllm.sleep import LEVELS, can_sleep
 from worker.engines.vllm.tokenizer import ModelTokenizer
 from worker.engines.vllm.warm_base import replaced
@@ -149,7 +149,7 @@ class VllmEngine:
         self._check_for_runner(params)
         self._tokenizer.check(params, request.wants_text)
         prompt = self._tokenizer.prompt(assignment)
-        check_prompt(prompt_field(request), prompt, self._vocab_size, self._max_model_len)
+        check_prompt(prompt_field(request), prompt.tokens, self._vocab_size, self._max_model_len)
         asked = EngineRequest.of(assignment, prompt)
         way = choose_way(
             params,
@@ -269,8 +269,12 @@ class VllmEngine:
             raise AssertionError("a request that pools came to a model that does not")
         if self._asleep:
             raise RuntimeError("the engine sleeps; wake it first")
-        tokens = self._tokenizer.prompt(assignment) if request.messages is not None else []
-        answer = pooling.prepare(EngineRequest.of(assignment, tokens))
+        if assignment.media:
+            raise InvalidRequest("messages", f"the task {request.task} takes text only")
+        prompt = EnginePrompt([])
+        if request.messages is not None:
+            prompt = self._tokenizer.prompt(assignment)
+        answer = pooling.prepare(EngineRequest.of(assignment, prompt))
         lora = self._adapters.get(request.model)
         ids = self._branches[assignment.entry] = []
         for part in answer.parts:
@@ -306,7 +310,7 @@ class VllmEngine:
         answer: OutputCollector = Whole(asked)
         if streams:
             answer = Repeated(asked) if way is Way.AGAIN else Streamed(asked)
-        self._submit(answer, asked.prompt, streams, self._tokenizer.detokenizes(asked), changes)
+        self._submit(answer, [], streams, self._tokenizer.detokenizes(asked), changes)
 
     def _go_on(self, asked: EngineRequest) -> None:
         """Continue a request after its published tokens, each choice after its own."""
@@ -347,18 +351,18 @@ class VllmEngine:
         if self._fails_by_prompt_scores:
             changes.pop("prompt_logprobs", None)
         decodes = wanted(asked.params) is not None and self._tokenizer.detokenizes(asked)
-        self._submit(answer, asked.prompt + asked.published, True, decodes, changes, request_id)
+        self._submit(answer, asked.published, True, decodes, changes, request_id)
 
     def _submit(
         self,
         answer: OutputCollector,
-        tokens: list[int],
+        published: list[int],
         streams: bool,
         detokenize: bool,
         changes: dict[str, Any],
         request_id: str = "",
     ) -> None:
-        """Add a request to vLLM; raises `InvalidRequest` if vLLM refuses it.
+        """Add a request to vLLM, behind its published tokens; raises `InvalidRequest`.
 
         The request id in vLLM is the lane entry, or ``request_id``.
         """
@@ -371,7 +375,7 @@ class VllmEngine:
         # vLLM 0.26 applies this to all requests added later.
         engine.output_processor.stream_interval = self._piece_size(answer)
         request = asked.assignment.request
-        prompt: Any = {"type": "token", "prompt_token_ids": tokens}
+        prompt: Any = answer.asked.prompt_and(published)
         if salt := request.prefix_salt:
             prompt["cache_salt"] = salt
         lora = self._adapters.get(request.model)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from tokenyard.protocol.wire import Assignment, SamplingParams
 from worker.engines.logprobs import most, wanted
 from worker.engines.resume import derive_seed, has_history
+
+
+class EnginePrompt(NamedTuple):
+    """A prompt as token ids, with what vLLM has made of its media."""
+
+    tokens: list[int]
+    media: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +25,21 @@ class EngineRequest:
     assignment: Assignment
     prompt: list[int]
     by_choice: tuple[list[int], ...]  # the published tokens of each choice
+    media: Mapping[str, Any] | None = None  # what vLLM has made of them
 
     @classmethod
-    def of(cls, assignment: Assignment, prompt: list[int]) -> Self:
-        """The request of an assignment, with its prompt as token ids."""
+    def of(cls, assignment: Assignment, prompt: EnginePrompt) -> Self:
+        """The request of an assignment, with its prompt."""
         indexes = range(assignment.request.params.n)
-        return cls(assignment, prompt, tuple(map(assignment.published_of, indexes)))
+        published = tuple(map(assignment.published_of, indexes))
+        return cls(assignment.without_media, prompt.tokens, published, prompt.media)
+
+    def prompt_and(self, published: list[int]) -> dict[str, Any]:
+        """The prompt and tokens behind it, as vLLM takes them."""
+        tokens = self.prompt + published
+        if self.media:
+            return {**self.media, "prompt_token_ids": tokens}
+        return {"type": "token", "prompt_token_ids": tokens}
 
     @property
     def reads_text(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from vllm import LLMEngine
@@ -24,7 +24,7 @@ from worker.engines.logprobs import wanted
 from worker.engines.prompts import Encode, encode_text, remember_end_token, text_encoder
 from worker.engines.resume import TextStream
 from worker.engines.vllm.params import refusal
-from worker.engines.vllm.request import EngineRequest
+from worker.engines.vllm.request import EnginePrompt, EngineRequest
 
 Ending = tuple[str, int | str | None]  # finish and stop reason
 
@@ -45,19 +45,24 @@ class ModelTokenizer:
             self._chat = ChatPrompts(engine.renderer, self._max_model_len)
         self._end_tokens = _end_tokens(model, tokenizer)
 
-    def prompt(self, assignment: Assignment) -> list[int]:
+    def prompt(self, assignment: Assignment) -> EnginePrompt:
         """The prompt as token ids; raises `InvalidRequest` if it cannot be tokenized."""
         request = assignment.request
         if request.tokens is not None:
-            return unpack_tokens(request.tokens)
+            tokens = unpack_tokens(request.tokens)
+            if request.media and self._chat is not None:
+                return self._chat.with_media(tokens, assignment)
+            return EnginePrompt(tokens)
         if self._encode is None or self._chat is None:
             field = prompt_field(request)
             raise InvalidRequest(field, "this model has no tokenizer; give tokens")
         if request.prompt is not None:
-            return encode_text(
-                "prompt", request.prompt, self.of_vllm, self._encode, self._max_model_len
+            return EnginePrompt(
+                encode_text(
+                    "prompt", request.prompt, self.of_vllm, self._encode, self._max_model_len
+                )
             )
-        return self._chat.tokens(request, assignment.accepted_ms)
+        return self._chat.prompt(assignment)
 
     def check(self, params: SamplingParams, wants_text: bool) -> None:
         """Raise `InvalidRequest` for parameters that need a tokenizer if the model has none."""
@@ -144,27 +149,61 @@ class ChatPrompts:
         self._tokenizes = is_mistral_tokenizer(self._tokenizer)  # while rendering
         self._tells_time = isinstance(renderer, hf.HfRenderer)
 
-    def tokens(self, request: Request, accepted_ms: int) -> list[int]:
-        """Token ids of a chat.
+    def prompt(self, assignment: Assignment) -> EnginePrompt:
+        """The prompt of a chat.
 
-        A template that asks for the date gets that of ``accepted_ms`` (Unix time in ms, shown in
-        UTC), so that every attempt has the same prompt. Raises `InvalidRequest` if the model has no
-        chat template, or if the template refuses the messages.
+        A template that asks for the date gets that of the acceptance, shown in UTC, so that every
+        attempt has the same prompt. Raises `InvalidRequest` if the model has no chat template, or
+        if it cannot take the messages.
         """
+        if not assignment.media:
+            rendered = self._rendered(assignment)
+            return EnginePrompt(self._tokens(rendered))
+        from worker.engines.vllm.media import shown  # older versions lack what it imports
+
+        with shown(assignment.media):
+            rendered = self._rendered(assignment)
+        return self._processed({**rendered, "prompt_token_ids": self._tokens(rendered)}, assignment)
+
+    def with_media(self, tokens: list[int], assignment: Assignment) -> EnginePrompt:
+        """A prompt as token ids, with a mark for each of its media."""
+        from worker.engines.vllm.media import read
+
+        model = self._renderer.model_config
+        try:
+            data = read(assignment.request.media, assignment.media, model)
+        except Exception as error:  # bytes can be anything
+            raise InvalidRequest("media", f"cannot be read: {_reason(error)}") from error
+        return self._processed({"prompt_token_ids": tokens, "multi_modal_data": data}, assignment)
+
+    def _processed(self, prompt: Any, assignment: Assignment) -> EnginePrompt:
+        """What the model's processor makes of a prompt and its media."""
+        try:
+            made: Any = self._renderer.process_for_engine(prompt, assignment.accepted_ms / 1000)
+        except Exception as error:  # a processor is the model's program
+            raise InvalidRequest(
+                "media", f"the model cannot take them: {_reason(error)}"
+            ) from error
+        return EnginePrompt(made["prompt_token_ids"], made)
+
+    def _rendered(self, assignment: Assignment) -> dict[str, Any]:
+        """What the template makes of a chat: text or token ids, and its media."""
+        request = assignment.request
         try:
             _, prompt = self._renderer.render_messages(
-                _own_copy(request.messages or []), self._params(request, accepted_ms)
+                _own_copy(request.messages or []), self._params(request, assignment.accepted_ms)
             )
         except _NoTemplate:
             raise InvalidRequest(
                 "messages", "this model has no chat template; give prompt or tokens"
             ) from None
         except Exception as error:  # a template is a program and can raise anything
-            reason = str(error)[:_LONGEST_REASON].encode(errors="backslashreplace").decode()
             raise InvalidRequest(
-                "messages", f"the chat template does not take them: {reason}"
+                "messages", f"the chat template does not take them: {_reason(error)}"
             ) from error
-        rendered = cast("dict[str, Any]", prompt)
+        return cast("dict[str, Any]", prompt)
+
+    def _tokens(self, rendered: Mapping[str, Any]) -> list[int]:
         if "prompt_token_ids" in rendered:
             return list(rendered["prompt_token_ids"])
         try:
@@ -189,6 +228,10 @@ class ChatPrompts:
             "tokenize": self._tokenizes,
         }
         return ChatParams(chat_template_kwargs=merge_kwargs(given, own))
+
+
+def _reason(error: Exception) -> str:
+    return str(error)[:_LONGEST_REASON].encode(errors="backslashreplace").decode()
 
 
 def _own_copy(messages: list[dict[str, Any]]) -> list[Any]:

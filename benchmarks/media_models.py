@@ -1,0 +1,97 @@
+"""Small models with random weights that take pictures."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any, Final
+
+#: What a picture is in a prompt, and the other marks of its processor.
+IMAGE: Final = "<image>"
+_MARKS: Final = (IMAGE, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+_TILES: Final = tuple(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2))
+_SPECIAL: Final = ("<pad>", "<end>", *_MARKS, *_TILES)
+_WIDTH: Final = 128
+#: How much larger weights are than usual, so that the answers to two pictures differ.
+_SCALE: Final = 4.0
+_TEMPLATE: Final = (
+    "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for c in m.content %}{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}"
+    "{% endfor %}{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def write_picture_model(folder: Path) -> Path:
+    """Write a model like SmolVLM into a new folder, and return the folder.
+
+    A picture is at most 128 pixels wide or high, and each tile of 64 by 64 pixels is four tokens.
+    """
+    import torch
+    import transformers
+
+    tokenizer = _tokenizer()
+    decoder = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=_WIDTH,
+        intermediate_size=2 * _WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
+    encoder = {
+        "hidden_size": _WIDTH,
+        "intermediate_size": _WIDTH,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 64,
+        "patch_size": 16,
+    }
+    config = transformers.Idefics3Config(
+        vision_config=encoder,
+        text_config=decoder,
+        image_token_id=tokenizer.image_token_id,
+        scale_factor=2,
+        pad_token_id=0,
+    )
+    torch.manual_seed(1)
+    model = transformers.Idefics3ForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1 and "norm" not in name and "position" not in name:
+                weight.mul_(_SCALE)
+    model.float().save_pretrained(folder)
+    pictures = transformers.Idefics3ImageProcessor(
+        size={"longest_edge": 128}, max_image_size={"longest_edge": 64}
+    )
+    transformers.Idefics3Processor(
+        pictures, tokenizer, image_seq_len=4, chat_template=_TEMPLATE
+    ).save_pretrained(folder)
+    return folder
+
+
+def _tokenizer() -> Any:
+    """One token for each character."""
+    import tokenizers
+    import transformers
+
+    words = [*_SPECIAL, *string.printable]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    model = tokenizers.models.BPE(vocabulary, [], unk_token="<pad>")  # noqa: S106 - no password
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",  # noqa: S106
+        eos_token="<end>",  # noqa: S106
+        additional_special_tokens=[*_MARKS, *_TILES],
+    )
+    fast.chat_template = _TEMPLATE
+    names = ("image_token", "fake_image_token", "global_image_token", "end_of_utterance_token")
+    for name, mark in zip(names, _MARKS, strict=True):
+        setattr(fast, name, mark)
+    fast.image_token_id = fast.convert_tokens_to_ids(IMAGE)
+    return fast

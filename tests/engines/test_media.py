@@ -1,0 +1,124 @@
+"""Pictures in a chat: the answers are those of `vllm.LLM`."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.media_models import write_picture_model
+from tests.engines.harness import refused_field, run, run_program, spec_of
+from tests.support.builders import make_assignment
+from tests.support.processes import ROOT
+from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.media import take_media
+from tokenyard.protocol.wire import Assignment, Request, SamplingParams
+from worker.engines import Backend, Engine
+
+pytestmark = pytest.mark.vllm
+
+TEXT: Final = {"type": "text", "text": "what"}
+GREEDY: Final = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+PROGRAM: Final = """
+import json, os, sys
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+from worker.engines.cpu_features import request_amx
+request_amx()
+from vllm import LLM, SamplingParams
+path, chats = sys.argv[1], json.load(open(sys.argv[2]))
+llm = LLM(
+    path, dtype="float32", enforce_eager=True, max_num_seqs=16, kv_cache_memory_bytes=1 << 26
+)
+params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+outputs = llm.chat(chats, params, use_tqdm=False)
+found = [[len(one.prompt_token_ids), one.outputs[0].token_ids] for one in outputs]
+print("\\n" + json.dumps(found))
+"""
+
+
+def picture(seed: int, width: int = 100, height: int = 80) -> bytes:
+    """A picture of noise, as PNG."""
+    noise = np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def shown(content: bytes) -> dict[str, Any]:
+    """A part of a message."""
+    url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def said(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+CHATS: Final = {
+    "one": said(shown(picture(1)), TEXT),
+    "other": said(shown(picture(2)), TEXT),
+    "tall": said(TEXT, shown(picture(3, 30, 120))),
+    "two": said(shown(picture(1)), TEXT, shown(picture(2))),
+    "text": said(TEXT),
+}
+
+
+def asked(chat: list[dict[str, Any]], key: str = "1-0", **fields: Any) -> Assignment:
+    messages, media = take_media(chat)
+    request = Request(id=key, messages=messages, params=GREEDY, **fields)
+    return make_assignment(request, entry=key, media=media)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_picture_model(tmp_path_factory.mktemp("pictures") / "model")
+
+
+@pytest.fixture
+def engine(backend: Backend, folder: Path) -> Iterator[Engine]:
+    engine = backend.load(spec_of("pictures", folder, kv_cache_gib=1 / 16))
+    yield engine
+    engine.close()
+
+
+def test_pictures(engine: Engine, folder: Path, tmp_path: Path) -> None:
+    chats = tmp_path / "chats.json"
+    chats.write_text(json.dumps(list(CHATS.values())))
+    told = run_program(PROGRAM, tmp_path, str(folder), str(chats), cwd=ROOT)
+    expected = dict(zip(CHATS, json.loads(told.splitlines()[-1]), strict=True))
+
+    outcomes = run(engine, *(asked(chat, f"{at}-0") for at, chat in enumerate(CHATS.values(), 1)))
+    found = {
+        name: [outcome.finished.prompt_tokens, outcome.finished.choices[0].tokens]
+        for name, outcome in zip(CHATS, outcomes, strict=True)
+        if outcome.finished is not None
+    }
+    assert found == expected
+    assert len({str(tokens) for _, tokens in expected.values()}) == len(CHATS)
+    _goes_on_behind_published_tokens(engine, expected["two"][1])
+    _what_is_no_picture_is_refused(engine)
+
+
+def _goes_on_behind_published_tokens(engine: Engine, whole: list[int]) -> None:
+    again = asked(CHATS["two"], stream=True)
+    begun = make_assignment(
+        again.request, entry="1-0", attempt=2, media=again.media, published=whole[:5]
+    )
+    (outcome,) = run(engine, begun)
+    assert outcome.finished is not None, outcome.fault
+    assert outcome.finished.choices[0].tokens == whole
+
+
+def _what_is_no_picture_is_refused(engine: Engine) -> None:
+    assert refused_field(engine, asked(said(shown(b"no picture")))) == "messages"
+    huge = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(huge, "PNG")
+    with pytest.raises(InvalidRequest, match="exceeds limit of"):
+        engine.add(asked(said(shown(huge.getvalue()))))
