@@ -6,6 +6,7 @@ which makes the marks as long as a picture has tokens, runs in the worker.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from vllm import envs
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
-from vllm.renderers.chat_utils import BaseMultiModalItemTracker
 
 from tokenyard.protocol.media import (
     MAX_MEDIA_BYTES,
@@ -60,7 +60,7 @@ class _Connector(MediaConnector):
 def pass_media_on() -> None:
     """Have vLLM fetch and decode nothing that a request names, in this process."""
     MEDIA_CONNECTOR_REGISTRY.register(envs.VLLM_MEDIA_CONNECTOR)(_Connector)
-    tracker: Any = BaseMultiModalItemTracker  # each part of a chat that is no text passes it
+    tracker = _chat_utils().BaseMultiModalItemTracker  # each part that is no text passes it
     add = tracker.add
 
     def add_raw(self: Any, modality: str, item: Any) -> Any:
@@ -69,6 +69,14 @@ def pass_media_on() -> None:
         return add(self, modality, item)
 
     tracker.add = add_raw
+
+
+def _chat_utils() -> Any:
+    """The module with the parts of chats, which 0.32 has moved."""
+    try:
+        return importlib.import_module("vllm.renderers.chat_utils")
+    except ModuleNotFoundError:
+        return importlib.import_module("vllm.entrypoints.chat_utils")
 
 
 def name_media(renderer: BaseRenderer[Any]) -> None:
