@@ -48,7 +48,7 @@ def test_node_gets_answers_by_xadd_and_xread_alone(node: str, stand: Stand) -> N
     assert answers["text"] == first
     assert answers["chat"]["text"] == "46"
     assert answers["parts"]["text"] == "46"
-    assert "messages[0].content[0]: is of type image_url" in answers["image"]["error"]["message"]
+    assert "image_url.url: give the content" in answers["image"]["error"]["message"]
     assert answers["stream"]["text"] == "156"
     assert answers["stream"]["deltas"] >= 1  # a reader who is behind gets several tokens in one
     assert answers["wrong"]["status"] == "failed"
