@@ -97,9 +97,9 @@ class Asking(Protocol):
 AskingFactory = Callable[[OpenJob, Ending], AbstractContextManager[Asking]]
 
 
-def request_name(job: OpenJob, name: int | str) -> str:
+def request_name(job: OpenJob, number: int) -> str:
     """The name of a line's request; new in each round, in which answered lines run again."""
-    return str(name) if job.state.round == 1 else f"{name}.{job.state.round}"
+    return str(number) if job.state.round == 1 else f"{number}.{job.state.round}"
 
 
 def waiting_lines(

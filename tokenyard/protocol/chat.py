@@ -131,10 +131,10 @@ def _check_part(where: str, part: Any) -> None:
     if not isinstance(part, dict):
         raise InvalidRequest(where, "must be a string or an object with a type")
     kind = part.get("type")
-    media = [name for name in (kind, *part) if isinstance(name, str) and name in MEDIA_PARTS]
-    if media and media[0] in MODALITIES and kind == media[0] and kind in part:
+    if isinstance(kind, str) and kind in MODALITIES and kind in part:
         check_media_part(where, kind, part)
         return
+    media = [name for name in (kind, *part) if isinstance(name, str) and name in MEDIA_PARTS]
     if media:
         raise InvalidRequest(
             where, f"is of type {media[0]}; give text, image_url, audio_url or video_url"

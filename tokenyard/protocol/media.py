@@ -58,8 +58,7 @@ def name_of(content: bytes) -> str:
 
 def check_media_part(where: str, kind: str, part: Mapping[str, Any]) -> None:
     """Raises `InvalidRequest` for a part of a message that names no media."""
-    told = part[kind]
-    url = told.get("url") if isinstance(told, dict) else told
+    url = _url_of(part[kind])
     if "uuid" in part:
         raise InvalidRequest(f"{where}.uuid", "leave it out; each request brings its own media")
     if not isinstance(url, str) or not NAME.fullmatch(url):
