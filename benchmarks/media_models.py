@@ -1,4 +1,4 @@
-"""Small models with random weights that take pictures."""
+"""Small models with random weights that take pictures or sound."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ IMAGE: Final = "<image>"
 _MARKS: Final = (IMAGE, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 _TILES: Final = tuple(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2))
 _SPECIAL: Final = ("<pad>", "<end>", *_MARKS, *_TILES)
+_WHISPER_MARKS: Final = (
+    *("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps"),
+)
 _WIDTH: Final = 128
 #: How much larger weights are than usual, so that the answers to two pictures differ.
 _SCALE: Final = 4.0
@@ -59,10 +62,7 @@ def write_picture_model(folder: Path) -> Path:
     )
     torch.manual_seed(1)
     model = transformers.Idefics3ForConditionalGeneration(config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() > 1 and "norm" not in name and "position" not in name:
-                weight.mul_(_SCALE)
+    _scale(model)
     model.float().save_pretrained(folder)
     pictures = transformers.Idefics3ImageProcessor(
         size={"longest_edge": 128}, max_image_size={"longest_edge": 64}
@@ -71,6 +71,15 @@ def write_picture_model(folder: Path) -> Path:
         pictures, tokenizer, image_seq_len=4, chat_template=_TEMPLATE
     ).save_pretrained(folder)
     return folder
+
+
+def _scale(model: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1 and "norm" not in name and "position" not in name:
+                weight.mul_(_SCALE)
 
 
 def _tokenizer() -> Any:
@@ -95,3 +104,54 @@ def _tokenizer() -> Any:
         setattr(fast, name, mark)
     fast.image_token_id = fast.convert_tokens_to_ids(IMAGE)
     return fast
+
+
+#: Seconds of sound that the model hears at once.
+PIECE_S: Final = 4
+
+
+def write_sound_model(folder: Path) -> Path:
+    """Write a model like Whisper into a new folder, and return the folder.
+
+    It hears pieces of `PIECE_S` seconds, and knows all languages of Whisper.
+    """
+    import tokenizers
+    import torch
+    import transformers
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    end = "<|endoftext|>"
+    marks = [f"<|{name}|>" for name in ("startoftranscript", *LANGUAGES, *_WHISPER_MARKS)]
+    times = [f"<|{step * 0.02:.2f}|>" for step in range(PIECE_S * 50 + 1)]
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {word: number for number, word in enumerate([end, *letters])}
+    tokenizer = transformers.WhisperTokenizer(
+        vocab=vocabulary, merges=[], unk_token=end, bos_token=end, eos_token=end
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": [*marks, *times]})
+    features = transformers.WhisperFeatureExtractor(feature_size=80, chunk_length=PIECE_S)
+    config = transformers.WhisperConfig(
+        vocab_size=len(tokenizer),
+        d_model=_WIDTH,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=_WIDTH,
+        decoder_ffn_dim=_WIDTH,
+        num_mel_bins=80,
+        max_source_positions=PIECE_S * 50,
+        max_target_positions=64,
+        decoder_start_token_id=tokenizer.convert_tokens_to_ids("<|startoftranscript|>"),
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+    torch.manual_seed(1)
+    model = transformers.WhisperForConditionalGeneration(config)
+    _scale(model)
+    model.float().save_pretrained(folder)
+    transformers.WhisperProcessor(features, tokenizer).save_pretrained(folder)
+    return folder

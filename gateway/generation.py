@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.frontend.media import MAX_FORM_BYTES
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.incoming import (
     BODY,
+    TRANSCRIBING,
     Bodies,
     read_choice,
     read_deadline,
@@ -150,6 +152,28 @@ class GenerationApi:
         await self._answer(call)
 
     @routes(
+        "POST /v1/audio/transcriptions",
+        "audio",
+        answer="Transcription",
+        takes=("generating_headers", "transcription_form"),
+        is_stream=True,
+    )
+    async def create_transcription(self, call: Call) -> None:
+        """Write down what is said."""
+        await self._answer(call)
+
+    @routes(
+        "POST /v1/audio/translations",
+        "audio",
+        answer="Translation",
+        takes=("generating_headers", "translation_form"),
+        is_stream=True,
+    )
+    async def create_translation(self, call: Call) -> None:
+        """Write down in English what is said."""
+        await self._answer(call)
+
+    @routes(
         "POST /v1/messages/count_tokens",
         "tokens",
         body="CountTokensRequest",
@@ -203,12 +227,16 @@ class GenerationApi:
 
     async def _with_model(self, call: Call, most_bytes: int) -> tuple[Call, ModelProfile]:
         """The request with its body parsed, and the model that it names, which is ready then."""
-        require_json(call.headers)
         client = call.principal.client
-        raw = await self._bodies.read(call.receive, client)
-        if len(raw) > most_bytes:
-            raise too_large(most_bytes)
-        parsed = await self._bodies.parse(raw, client)
+        if call.path in TRANSCRIBING:
+            raw = await self._bodies.read(call.receive, client, MAX_FORM_BYTES)
+            parsed = await self._bodies.parse_form(raw, call.scope, client)
+        else:
+            require_json(call.headers)
+            raw = await self._bodies.read(call.receive, client)
+            if len(raw) > most_bytes:
+                raise too_large(most_bytes)
+            parsed = await self._bodies.parse(raw, client)
         profile = find_model(self._models, parsed.value, call.principal.may_use)
         STATE.set(await self._front_ends.state_of(profile))
         if call.path not in _FOR_ANY_TASK:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from starlette.datastructures import FormData, UploadFile
 from starlette.types import Message
 
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.context import CURRENT, RequestContext, Ticket
 from gateway.http.errors import GatewayError, invalid
-from gateway.http.incoming import inner_scope, replay
+from gateway.http.incoming import BODY, TRANSCRIBING, ParsedBody, inner_scope, replay
 from gateway.listing import find_model
 from gateway.responses.options import PATH as RESPONSES_URL
 from gateway.responses.options import for_front_end, read_options
@@ -26,6 +28,7 @@ from tokenyard.batch.asking import PATIENCE_S, Ending, WaitsForLimit, request_na
 from tokenyard.batch.lines import BadLine, HttpLine, read_http_line, repeated
 from tokenyard.batch.opening import OpenJob
 from tokenyard.protocol.errors import Code
+from tokenyard.protocol.media import content_of
 
 if TYPE_CHECKING:
     from gateway.models import ModelWatch
@@ -122,19 +125,22 @@ class LineAsker:
         profile = find_model(self._models, given, self._may_use)
         CURRENT.set(None)  # what is loaded belongs to no request
         STATE.set(await self._front_ends.state_of(profile))
+        self._front_ends.check_path(profile, self._spec.endpoint)
         context = self._context(durable_id)
         CURRENT.set(context)
         caught = _Caught()
         send, body = caught.send, msgspec.json.encode(given)
+        scope = inner_scope(self._spec.endpoint, durable_id)
         if self._spec.endpoint == RESPONSES_URL:
             body = for_front_end(given, PREFIX + durable_id, read_options(given))
             created_ms = round(context.created * 1000)
             stored = StoredResponse(durable_id, context.client, created_ms, profile.name, body)
             send = ResponseTap(caught.send, stored, context.ticket).send
+        elif self._spec.endpoint in TRANSCRIBING:
+            scope[BODY], body = _form(given, context.client), b""
         fault: Exception | None = None
         self._asked[durable_id] = context.ticket
         try:
-            scope = inner_scope(self._spec.endpoint, durable_id)
             await self._front_ends.app(scope, replay(body, self._hang_up), send)
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises ends this line alone
             fault = error
@@ -171,6 +177,31 @@ class LineAsker:
         """What the connection of a client would bring behind its request."""
         await self.is_over.wait()
         return {"type": "http.disconnect"}
+
+
+def _form(given: dict[str, Any], client: str) -> ParsedBody:
+    """The form of a line that has its sound in ``file_url``, as in vLLM's batches.
+
+    Raises `GatewayError`.
+    """
+    told = dict(given)
+    url = told.pop("file_url", None)
+    try:
+        content = content_of(url) if isinstance(url, str) else None
+    except ValueError as error:
+        raise invalid("file_url", f"is not base64: {error}") from error
+    if content is None:
+        what = "give the sound as a base64 data: URL; nothing is fetched from elsewhere"
+        raise invalid("file_url", what)
+    fields = [
+        (name, one)
+        for name, value in told.items()
+        for one in (value if isinstance(value, list) else [value])
+        if one is not None
+    ]
+    sound = UploadFile(io.BytesIO(content), size=len(content))
+    form = FormData([*fields, ("file", sound)])
+    return ParsedBody(told, is_small=True, client=client, form=form)
 
 
 class _Caught:

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from gateway.batches import files
 from gateway.batches.storage import Storage
 from gateway.http.errors import GatewayError, invalid
+from gateway.http.incoming import TRANSCRIBING
 from gateway.http.records import durable_id
 from gateway.responses.options import PATH as RESPONSES_URL
 from tokenyard.batch.lines import CHAT_URL, COMPLETIONS_URL
@@ -22,7 +23,7 @@ _ID: Final = re.compile(BATCH_PREFIX + "[0-9a-f]{32}")
 _ENDING: Final = ".json"
 ENDPOINTS: Final = (
     *(CHAT_URL, COMPLETIONS_URL, RESPONSES_URL),
-    *("/v1/embeddings", "/v1/score", "/v1/rerank"),
+    *("/v1/embeddings", "/v1/score", "/v1/rerank", *TRANSCRIBING),
 )
 #: Seconds after which a file may expire, as OpenAI has them.
 LIFETIMES_S: Final = range(3600, 30 * 86_400 + 1)

@@ -66,7 +66,8 @@ def _door(handler: Handler, side: SideLoop, max_grammar_bytes: int) -> Handler:
         if body is None:
             check_body(raw)
         else:
-            request._json = body.value  # noqa: SLF001 - where Starlette keeps it
+            # Where Starlette keeps them.
+            request._json, request._form = body.value, body.form  # noqa: SLF001
         if is_small(raw):
             return await handler(request)
         receive = request.receive

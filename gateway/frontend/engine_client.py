@@ -16,6 +16,7 @@ from vllm.entrypoints.serve import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm.renderers import renderer_from_config
+from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.input_processor import InputProcessor
 
@@ -100,6 +101,9 @@ class QueueEngineClient(EngineClient):
         context = current()
         with _settling(context):
             check_constraint(sampling_params, self._max_grammar_bytes)
+            if "type" not in prompt:  # vLLM asks for the language of a sound by such a prompt
+                parsed = parse_model_prompt(self.model_config, prompt)
+                (prompt,) = await self.renderer.render_cmpl_async([parsed])
             process = functools.partial(
                 self.input_processor.process_inputs,
                 request_id,
@@ -146,7 +150,7 @@ class QueueEngineClient(EngineClient):
         """Submit a tokenized input, with others of its HTTP request, and yield its output."""
         context = current()
         with _settling(context):
-            if prompt.get("media"):
+            if "media" in prompt:
                 raise GatewayError(400, "tasks that pool take text only")
             core = self.input_processor.process_inputs(
                 request_id,

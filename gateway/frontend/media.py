@@ -1,18 +1,22 @@
 """Pictures, sound and video in a gateway: they are named for a worker, and not decoded here.
 
 vLLM's front end finds them in a chat and puts their marks into the prompt; the model's processor,
-which makes the marks as long as a picture has tokens, runs in the worker.
+which makes the marks as long as a picture has tokens, runs in the worker. Only the sound of a
+transcription is decoded here, since vLLM's front end cuts it into pieces, each a request.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import io
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from vllm import envs
 from vllm.exceptions import VLLMValidationError
+from vllm.model_executor.model_loader import get_model_cls
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
 from tokenyard.protocol.media import (
@@ -23,9 +27,12 @@ from tokenyard.protocol.media import (
 )
 
 if TYPE_CHECKING:
+    from vllm.config import ModelConfig
     from vllm.renderers import BaseRenderer
     from vllm.v1.engine import EngineCoreRequest
 
+#: Bytes of a form with a file of sound: vLLM's bound, and what stands beside it.
+MAX_FORM_BYTES: Final = envs.VLLM_MAX_AUDIO_CLIP_FILESIZE_MB * 1024 * 1024 + 64 * 1024
 _KINDS = frozenset(MODALITIES.values())
 #: What would change how a worker reads the media, and does not go there.
 _REFUSED = ("mm_processor_kwargs", "media_io_kwargs")
@@ -59,6 +66,8 @@ class _Connector(MediaConnector):
 
 def pass_media_on() -> None:
     """Have vLLM fetch and decode nothing that a request names, in this process."""
+    # For each sound it warns of the libraries that are not there, although others are.
+    logging.getLogger("vllm.multimodal.media.audio").setLevel(logging.ERROR)
     MEDIA_CONNECTOR_REGISTRY.register(envs.VLLM_MEDIA_CONNECTOR)(_Connector)
     tracker = _chat_utils().BaseMultiModalItemTracker  # each part that is no text passes it
     add = tracker.add
@@ -81,37 +90,61 @@ def _chat_utils() -> Any:
 
 def name_media(renderer: BaseRenderer[Any]) -> None:
     """Let a renderer leave the media of a prompt as they are, as `media` of what it makes."""
-    process: Any = renderer
-    in_thread, here = process._process_tokens_async, process._process_tokens  # noqa: SLF001
+    public: Any = renderer
+    in_thread, here = public.process_for_engine_async, public.process_for_engine
 
-    def parted(prompt: Mapping[str, Any]) -> tuple[dict[str, Any], NamedMedia]:
-        rest = dict(prompt)
-        data, uuids = rest.pop("multi_modal_data", None), rest.pop("multi_modal_uuids", None)
-        for name in _REFUSED:
-            if rest.pop(name, None):
-                _refuse(f"{name} does not go through the queue", name)
-        if any(uuid for some in (uuids or {}).values() for uuid in some or ()):
-            _refuse("uuid: leave it out; each request brings its own media", "uuid")
-        media = NamedMedia()
-        for modality, contents in (data or {}).items():
-            media.names[modality] = [name_of(content) for content in contents]
-            media.contents.update(zip(media.names[modality], contents, strict=True))
-        if (size := sum(map(len, media.contents.values()))) > MAX_MEDIA_BYTES:
-            _refuse(f"the media have {size} bytes, of at most {MAX_MEDIA_BYTES}", "messages")
+    async def process_in_thread(prompt: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        rest, media = _parted(prompt, renderer.model_config)
+        made = await in_thread(rest, *args, **options)
+        return {**made, "media": media} if media.names else made
+
+    def process_here(prompt: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        rest, media = _parted(prompt, renderer.model_config)
+        made = here(rest, *args, **options)
+        return {**made, "media": media} if media.names else made
+
+    public.process_for_engine_async = process_in_thread
+    public.process_for_engine = process_here
+
+
+def _parted(prompt: Mapping[str, Any], model: ModelConfig) -> tuple[dict[str, Any], NamedMedia]:
+    """A prompt without its media, and those; raises `VLLMValidationError`."""
+    rest = dict(prompt)
+    if "encoder_prompt" in rest:  # it has the media, and the decoder's has the tokens
+        rest["encoder_prompt"], media = _parted(rest["encoder_prompt"], model)
         return rest, media
+    data, uuids = rest.pop("multi_modal_data", None), rest.pop("multi_modal_uuids", None)
+    for name in _REFUSED:
+        if rest.pop(name, None):
+            _refuse(f"{name} does not go through the queue", name)
+    if any(uuid for some in (uuids or {}).values() for uuid in some or ()):
+        _refuse("uuid: leave it out; each request brings its own media", "uuid")
+    media = NamedMedia()
+    for modality, given in (data or {}).items():
+        items = given if isinstance(given, list) else [_sound_file(given, model)]
+        media.names[modality] = [name_of(content) for content in items]
+        media.contents.update(zip(media.names[modality], items, strict=True))
+    if (size := sum(map(len, media.contents.values()))) > MAX_MEDIA_BYTES:
+        _refuse(f"the media have {size} bytes, of at most {MAX_MEDIA_BYTES}", "messages")
+    return rest, media
 
-    async def process_in_thread(prompt: Mapping[str, Any], **options: Any) -> Any:
-        rest, media = parted(prompt)
-        made = await in_thread(rest, **options)
-        return {**made, "media": media} if media.names else made
 
-    def process_here(prompt: Mapping[str, Any], **options: Any) -> Any:
-        rest, media = parted(prompt)
-        made = here(rest, **options)
-        return {**made, "media": media} if media.names else made
+def can_hear() -> bool:
+    """Whether the libraries are there with which vLLM reads sound."""
+    return importlib.util.find_spec("soundfile") is not None
 
-    process._process_tokens_async = process_in_thread  # noqa: SLF001
-    process._process_tokens = process_here  # noqa: SLF001
+
+def _sound_file(given: Any, model: ModelConfig) -> bytes:
+    """A file with the very numbers of a piece of sound that vLLM has cut."""
+    import soundfile
+
+    sound, rate = given if isinstance(given, tuple) else (given, None)
+    if rate is None:
+        transcriber: Any = get_model_cls(model)
+        rate = transcriber.get_speech_to_text_config(model, "transcribe").sample_rate
+    with io.BytesIO() as file:  # not WAV, which has the time in it
+        soundfile.write(file, sound, int(rate), format="AU", subtype="FLOAT")
+        return file.getvalue()
 
 
 def lengthen_prompt(core: EngineCoreRequest, length: int) -> None:

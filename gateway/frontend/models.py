@@ -53,9 +53,10 @@ _AT_ONCE: Final = 3
 #: Each event of a stream would pass them: vLLM's metrics, which nobody can read here, and CORS,
 #: which is off.
 _UNWANTED: Final[tuple[Any, ...]] = (PrometheusInstrumentatorMiddleware, CORSMiddleware)
-#: vLLM adds them to an app for one model, which pools.
-_POOLING_ROUTERS: Final = tuple(
-    f"{name}.api_router" for name in ("embed", "pooling", "classify", "scoring")
+#: vLLM adds them to an app for a model that pools, or transcribes.
+_MORE_ROUTERS: Final = (
+    *(f"pooling.{name}" for name in ("embed", "pooling", "classify", "scoring")),
+    *(f"speech_to_text.{name}" for name in ("transcription", "translation")),
 )
 #: The front end of the request that is being served.
 STATE: ContextVar[State] = ContextVar("gateway_state")
@@ -310,8 +311,9 @@ def _build_app() -> FastAPI:
     args = default_args()
     args.disable_fastapi_docs = True
     app = build_app(args, ("generate",))
-    for module in _POOLING_ROUTERS:
-        app.include_router(importlib.import_module(f"vllm.entrypoints.pooling.{module}").router)
+    for name in _MORE_ROUTERS:
+        module = importlib.import_module(f"vllm.entrypoints.{name}.api_router")
+        app.include_router(module.router)
     app.user_middleware = [one for one in app.user_middleware if one.cls not in _UNWANTED]
     app.middleware_stack = app.build_middleware_stack()  # vLLM may have built it already
     return app

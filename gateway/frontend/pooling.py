@@ -15,7 +15,9 @@ import msgspec
 import torch
 from vllm.outputs import PoolingOutput, PoolingRequestOutput
 
+from gateway.frontend.media import can_hear
 from gateway.http.errors import GatewayError, invalid, of_result
+from gateway.http.incoming import TRANSCRIBING
 from tokenyard.protocol.replies import Result, data_of_inputs
 from tokenyard.protocol.wire import PACK_INPUTS, Input, PoolingParams
 
@@ -47,6 +49,7 @@ PATHS: Final[Mapping[str, tuple[str, ...]]] = {
         ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
         ("embed", "classify", "token_embed"),
     ),
+    **dict.fromkeys(TRANSCRIBING, ("transcription",)),
 }
 _CARRIED: Final = tuple(
     name for name in PoolingParams.__struct_fields__ if name != "truncate_prompt_tokens"
@@ -58,7 +61,11 @@ _BOUNDARY: Final = "compressed_token_type_ids"
 def tasks_of(model: ModelConfig) -> tuple[SupportedTask, ...]:
     """What vLLM can do with a model, as its configuration shows; a worker has the last word."""
     if model.runner_type != "pooling":
-        return ("generate",)
+        asked = model.architectures, model
+        if not model.registry.is_transcription_model(*asked):
+            return ("generate",)
+        is_all = model.registry.is_transcription_only_model(*asked)
+        return ("transcription",) if is_all else ("generate", "transcription")
     configured = model.pooler_config and model.pooler_config.task
     if configured:
         return _EMBEDS if configured in _EMBEDS else _CLASSIFIES
@@ -70,10 +77,15 @@ def tasks_of(model: ModelConfig) -> tuple[SupportedTask, ...]:
 def check_path(path: str, name: str, model: ModelConfig) -> None:
     """Raises `GatewayError` where a model, as it is configured, cannot answer at a path."""
     needed = PATHS.get(path, ("generate",))
-    does = model.get_pooling_task(tasks_of(model)) or "generate"
-    if does not in needed:
-        message = f"the model {name!r} does {does}; {path} needs {' or '.join(needed)}"
+    tasks = tasks_of(model)
+    pools = model.get_pooling_task(tasks)
+    does = (pools,) if pools else tasks
+    if not {*does} & {*needed}:
+        able = " and ".join(does)
+        message = f"the model {name!r} does {able}; {path} needs {' or '.join(needed)}"
         raise GatewayError(400, message, param="model")
+    if path in TRANSCRIBING and not can_hear():
+        raise GatewayError(501, "this gateway cannot read sound: install the extra `audio`")
 
 
 def wire_pooling(params: vllm.PoolingParams) -> PoolingParams:

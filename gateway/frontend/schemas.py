@@ -19,7 +19,16 @@ from vllm.entrypoints.pooling.embed import protocol as embeddings
 from vllm.entrypoints.pooling.pooling import protocol as pooling
 from vllm.entrypoints.pooling.scoring import protocol as scoring
 from vllm.entrypoints.serve.tokenize import protocol as tokens
+from vllm.entrypoints.speech_to_text.transcription.protocol import (
+    TranscriptionRequest,
+    TranscriptionResponseVariant,
+)
+from vllm.entrypoints.speech_to_text.translation.protocol import (
+    TranslationRequest,
+    TranslationResponseVariant,
+)
 
+from gateway.batches.records import ENDPOINTS
 from gateway.http.records import MAX_KEY
 
 AnthropicError = anthropic.AnthropicErrorResponse
@@ -39,6 +48,7 @@ PoolingRequest, Pooling = pooling.PoolingRequest, pooling.PoolingResponse
 ClassificationRequest, Classes = classes.ClassificationRequest, classes.ClassificationResponse
 ScoreRequest, Scores = scoring.ScoreRequest, scoring.ScoreResponse
 RerankRequest, Ranks = scoring.RerankRequest, scoring.RerankResponse
+Transcription, Translation = TranscriptionResponseVariant, TranslationResponseVariant
 T = TypeVar("T")
 
 
@@ -118,7 +128,7 @@ class NewBatch(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: Literal[ENDPOINTS]  # type: ignore[valid-type]
     completion_window: str = Field(pattern="^[0-9]{1,7}[smhd]$", examples=["24h"])
     metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = Field(
         default=None, max_length=16
@@ -177,6 +187,17 @@ def file_form(
     ] = None,
 ) -> None:
     """The form of an upload."""
+
+
+_FORM: Final = Form(media_type="multipart/form-data")
+
+
+def transcription_form(form: Annotated[TranscriptionRequest, _FORM]) -> None:
+    """The form of a transcription."""
+
+
+def translation_form(form: Annotated[TranslationRequest, _FORM]) -> None:
+    """The form of a translation."""
 
 
 def file_page(

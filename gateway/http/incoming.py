@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
 import re
@@ -14,13 +15,17 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import msgspec
-from starlette.datastructures import Headers
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
 
 from gateway.http.errors import GatewayError, invalid, unavailable
 from tokenyard.protocol.gateway_settings import MAX_BODY_ITEMS, GatewaySettings
 from tokenyard.protocol.wire import MAX_STREAM_INTERVAL_MS
 
+#: The paths whose body is a form with a file of sound.
+TRANSCRIBING: Final = "/v1/audio/transcriptions", "/v1/audio/translations"
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _STRUCTURE: Final = b'"[]{},:'
 _OTHER: Final = bytes(set(range(256)) - set(_STRUCTURE))
@@ -31,6 +36,8 @@ _PIECE: Final = 64 * 1024
 _WEIGHT: Final = 4
 #: How deep values of a body may be nested: deeper than any schema of a tool.
 MAX_DEPTH: Final = 128
+_MOST_FIELDS: Final = 64
+_TRUTHS: Final = {"true": True, "false": False}
 _SMALL_BYTES: Final = 16 * 1024
 _SMALL_ITEMS: Final = 100
 #: Values that are decoded in a few milliseconds.
@@ -51,6 +58,8 @@ class ParsedBody:
     is_small: bool
     #: Who waits while it is rendered: the tenant, or the client.
     client: str
+    #: What it was, where it was no JSON; of its file, `value` has a digest.
+    form: FormData | None = None
 
 
 #: Where a scope has its `ParsedBody`.
@@ -70,8 +79,12 @@ class Bodies:
         self._unfinished: Counter[str] = Counter()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def read(self, receive: Receive, client: str) -> bytes:
-        """The whole body; raises `GatewayError` where it is too large or the client is gone."""
+    async def read(self, receive: Receive, client: str, most_bytes: int | None = None) -> bytes:
+        """The whole body; raises `GatewayError` where it is too large or the client is gone.
+
+        ``most_bytes`` is in the place of ``max_body_bytes``.
+        """
+        limit = most_bytes or self._limit
         parts, size = [], 0
         try:
             while True:
@@ -82,8 +95,8 @@ class Bodies:
                 parts.append(part)
                 size += len(part)
                 self._unfinished[client] += len(part)
-                if size > self._limit:
-                    raise too_large(self._limit)
+                if size > limit:
+                    raise too_large(limit)
                 if not message.get("more_body", False):
                     return b"".join(parts)
                 self._check(client)
@@ -99,6 +112,17 @@ class Bodies:
         async with self._turns.setdefault(client, asyncio.Lock()):
             value = await asyncio.to_thread(parse_body, raw, self._most_items)
         return ParsedBody(value, is_small=False, client=client)
+
+    async def parse_form(self, raw: bytes, scope: Scope, client: str) -> ParsedBody:
+        """A form with a file; raises `GatewayError`."""
+        require_form(Headers(scope=scope))
+        request = Request(scope, replay(raw, _nothing_more))
+        try:
+            form = await request.form(max_files=1, max_fields=_MOST_FIELDS)
+        except MultiPartException as error:
+            raise GatewayError(400, f"the body is no such form: {error.message}") from error
+        value = {name: await _told(form.getlist(name)) for name in form}
+        return ParsedBody(value, is_small=is_small(raw), client=client, form=form)
 
     def _check(self, client: str) -> None:
         if self._unfinished[client] > self._most // 4:
@@ -129,6 +153,29 @@ def require_json(headers: Headers) -> None:
     if kind != "application/json":
         message = "Unsupported Media Type: Only 'application/json' is allowed"
         raise GatewayError(400, message)
+
+
+def require_form(headers: Headers) -> None:
+    """Raises `GatewayError` for a body that is no form with a file."""
+    kind = headers.get("content-type", "").lower().split(";", maxsplit=1)[0]
+    if kind != "multipart/form-data":
+        raise GatewayError(400, "give a form (multipart/form-data) with `file` and `model`")
+
+
+async def _told(values: Sequence[UploadFile | str]) -> Any:
+    """Of a field of a form: its value as JSON would have it, of a file its digest."""
+    told: list[Any] = []
+    for one in values:
+        if isinstance(one, str):
+            told.append(_TRUTHS.get(one.lower(), one))
+        else:
+            told.append(hashlib.sha256(await one.read()).hexdigest())
+            await one.seek(0)
+    return told[0] if len(told) == 1 else told
+
+
+async def _nothing_more() -> Message:
+    return {"type": "http.disconnect"}
 
 
 def parse_body(raw: bytes, max_items: int = MAX_BODY_ITEMS) -> dict[str, Any]:

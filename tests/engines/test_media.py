@@ -1,10 +1,13 @@
-"""Pictures in a chat: the answers are those of `vllm.LLM`."""
+"""Pictures and sound: the answers are those of `vllm.LLM`, and go on where they were."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
+import math
+import wave
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -13,13 +16,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.media_models import write_picture_model
+from benchmarks.media_models import write_picture_model, write_sound_model
 from tests.engines.harness import refused_field, run, run_program, spec_of
 from tests.support.builders import make_assignment
 from tests.support.processes import ROOT
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.media import take_media
-from tokenyard.protocol.wire import Assignment, Request, SamplingParams
+from tokenyard.protocol.media import name_of, take_media
+from tokenyard.protocol.wire import Assignment, Request, SamplingParams, pack_tokens
 from worker.engines import Backend, Engine
 
 pytestmark = pytest.mark.vllm
@@ -49,6 +52,19 @@ def picture(seed: int, width: int = 100, height: int = 80) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(noise).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def sound(seconds: float = 2.0, rate: int = 16_000) -> bytes:
+    """A WAV file with a rising tone."""
+    times = (at / rate for at in range(int(rate * seconds)))
+    tones = (int(20_000 * math.sin(2 * math.pi * (200 + 80 * time) * time)) for time in times)
+    with io.BytesIO() as file:
+        with wave.open(file, "wb") as written:
+            written.setnchannels(1)
+            written.setsampwidth(2)
+            written.setframerate(rate)
+            written.writeframes(array("h", tones).tobytes())
+        return file.getvalue()
 
 
 def shown(content: bytes) -> dict[str, Any]:
@@ -122,3 +138,38 @@ def _what_is_no_picture_is_refused(engine: Engine) -> None:
     Image.new("1", (20_000, 20_000)).save(huge, "PNG")
     with pytest.raises(InvalidRequest, match="exceeds limit of"):
         engine.add(asked(said(shown(huge.getvalue()))))
+
+
+#: How a decoder of Whisper's is told to write down what is said in English.
+WRITE_DOWN: Final = "<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"
+
+
+def test_sound(backend: Backend, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = write_sound_model(tmp_path / "sound")
+    tokens = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(WRITE_DOWN)
+
+    def heard(content: bytes, *published: int) -> Assignment:
+        name = name_of(content)
+        params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+        request = Request(
+            id="a", tokens=pack_tokens(tokens), media={"audio": [name]}, params=params, stream=True
+        )
+        return make_assignment(request, entry="1-0", media={name: content}, published=published)
+
+    engine = backend.load(spec_of("sound", folder, kv_cache_gib=1 / 16))
+    try:
+        answers = []
+        for content in (sound(), sound(3.5)):
+            (outcome,) = run(engine, heard(content))
+            assert outcome.finished is not None, outcome.fault
+            answers.append(outcome.finished.choices[0].tokens)
+            assert outcome.finished.prompt_tokens == len(tokens)
+        assert answers[0] != answers[1]
+        (outcome,) = run(engine, heard(sound(), *answers[0][:5]))
+        assert outcome.finished is not None, outcome.fault
+        assert outcome.finished.choices[0].tokens == answers[0]
+        assert refused_field(engine, heard(b"no sound")) == "media"
+    finally:
+        engine.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.media_models import write_picture_model
+from benchmarks.media_models import write_picture_model, write_sound_model
 from benchmarks.pooling_models import Kind, write_pooling_model
 from tests.gateway.forked import ForkedGateway
 from tests.gateway.speaker import MAX_LEN, write_speaker
@@ -86,7 +86,8 @@ class Stand:
         self._models = folder / "models.toml"
         self.pooling = {kind: write_pooling_model(kind, folder / kind) for kind in POOLING}
         self.pictures = write_picture_model(folder / "pictures")
-        more = {**self.pooling, "pictures": self.pictures}
+        self.sound = write_sound_model(folder / "sound")
+        more = {**self.pooling, "pictures": self.pictures, "sound": self.sound}
         self._models.write_text(_models_file(self.speaker, more))
         self._doors: list[Door] = []
         self.coordinators: list[Program] = []

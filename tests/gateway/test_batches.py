@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tests.cli.running import environment
 from tests.gateway.asked import NAMED, TOOL, say
 from tests.gateway.forked import ForkedBatchWorker
 from tests.gateway.stand import NAMES, Door, Stand
+from tests.gateway.test_sound import GREEDY, LONG, TRANSCRIPTIONS, ask
 from tests.support.processes import Program, is_gone
 from tests.support.s3 import needs_s3, running_s3
 from tests.support.waiting import eventually
@@ -226,6 +228,38 @@ def test_a_batch_of_embeddings(sdk: OpenAI, start_worker: Start) -> None:
     expected = sdk.embeddings.create(model="bert", input=[*texts.values()])
     for name, one in zip(texts, expected.data, strict=True):
         assert found[name] == pytest.approx(one.embedding, abs=1e-6)
+
+
+def test_a_batch_of_sound(sdk: OpenAI, http: httpx.Client, start_worker: Start) -> None:
+    url = f"data:audio/wav;base64,{base64.b64encode(LONG).decode()}"
+    given = {
+        "three pieces": url,
+        "text": url,
+        "elsewhere": "http://127.0.0.1/a.wav",
+        "no base64": "data:;base64,_",
+    }
+    common = {**GREEDY, "language": "en", "timestamp_granularities[]": ["segment"]}
+    lines = [
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": TRANSCRIPTIONS,
+            "body": {**common, "model": "adder" if name == "text" else "sound", "file_url": one},
+        }
+        for name, one in given.items()
+    ]
+    batch = order(sdk, upload(sdk, lines), TRANSCRIPTIONS)
+    start_worker()
+    done = ended(sdk, batch.id)
+    found = {one["custom_id"]: one for one in lines_of(sdk, done.output_file_id)}
+    failed = {one["custom_id"]: one for one in lines_of(sdk, done.error_file_id)}
+    expected = ask(http, TRANSCRIPTIONS, LONG, {"language": "en"}).json()
+    assert found["three pieces"]["response"]["body"] == expected
+    assert {name: one["error"]["message"].split(":")[0] for name, one in failed.items()} == {
+        "elsewhere": "file_url",
+        "text": "the model 'adder' does generate; /v1/audio/transcriptions needs transcription",
+        "no base64": "file_url",
+    }
 
 
 @pytest.mark.long

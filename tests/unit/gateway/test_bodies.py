@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import queue
 import threading
@@ -177,3 +178,63 @@ async def test_a_500_before_the_queue_is_asked_is_the_bodys_fault(
     assert errors.is_replaced is (status != expected)
     assert sent[0]["status"] == expected
     assert "no attribute" in json.loads(sent[1]["body"])["error"]["message"]
+
+
+def form(*parts: tuple[str, str]) -> tuple[bytes, dict[str, Any]]:
+    """A form of names and contents, and its scope; `file` is a file."""
+    raw = "".join(
+        f'--x\r\nContent-Disposition: form-data; name="{name}"'
+        f"{'; filename=a.wav' if name == 'file' else ''}\r\n\r\n{content}\r\n"
+        for name, content in parts
+    )
+    headers = [(b"content-type", b"multipart/form-data; boundary=x")]
+    return f"{raw}--x--\r\n".encode(), {"type": "http", "headers": headers}
+
+
+async def test_a_form_is_told_as_json_would_be() -> None:
+    bodies = Bodies(GatewaySettings(redis_url="redis://127.0.0.1:1"))
+    raw, scope = form(("model", "a"), ("b[]", "1"), ("b[]", "2"), ("stream", "True"), ("file", "c"))
+    told = await bodies.parse_form(raw, scope, "me")
+    digest = hashlib.sha256(b"c").hexdigest()
+    assert told.value == {"model": "a", "b[]": ["1", "2"], "stream": True, "file": digest}
+    assert told.form is not None
+    assert await told.form["file"].read() == b"c"  # type: ignore[union-attr]
+    await told.form.close()
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ([("file", "a"), ("file", "b")], "number of files is 1"),
+        ([("a", "b")] * 65, "number of fields is 64"),
+        ([("a", "b" * 2**20 + "c")], "exceeded maximum size"),
+    ],
+    ids=["files", "fields", "bytes"],
+)
+async def test_a_form_has_bounds(parts: list[tuple[str, str]], why: str) -> None:
+    bodies = Bodies(GatewaySettings(redis_url="redis://127.0.0.1:1"))
+    with pytest.raises(GatewayError, match=why) as refused:
+        await bodies.parse_form(*form(*parts), "me")
+    assert refused.value.status == 400
+
+
+async def test_a_form_ends_where_it_says() -> None:
+    bodies = Bodies(GatewaySettings(redis_url="redis://127.0.0.1:1"))
+    raw, scope = form(("file", "a"))
+    for broken, kind in ((raw, "application/json"), (raw, "multipart/form-data"), (b"--y", None)):
+        told = scope if kind is None else {**scope, "headers": [(b"content-type", kind.encode())]}
+        with pytest.raises(GatewayError) as refused:
+            await bodies.parse_form(broken, told, "me")
+        assert refused.value.status == 400
+
+
+async def test_a_body_may_have_a_bound_of_its_own() -> None:
+    bodies = Bodies(GatewaySettings(redis_url="redis://127.0.0.1:1", max_body_bytes=10))
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b" " * 20}
+
+    assert len(await bodies.read(receive, "me", 20)) == 20
+    for most in (None, 19):
+        with pytest.raises(GatewayError, match=r"more than 1[09] bytes"):
+            await bodies.read(receive, "me", most)

@@ -6,6 +6,7 @@ fetched: a URL that is no name of the request's media has no content.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,8 @@ from vllm.multimodal.media.base import MediaIO
 
 from tokenyard.protocol.media import NO_MEDIA, Media
 
+# For each sound it warns of the libraries that are not there, although others are.
+logging.getLogger("vllm.multimodal.media.audio").setLevel(logging.ERROR)
 _shown: ContextVar[Media] = ContextVar("media", default=NO_MEDIA)
 
 
