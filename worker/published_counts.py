@@ -24,6 +24,8 @@ class PublishedCounts:
 
     results: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # model, class, status
     tokens: Counter[tuple[str, str]] = field(default_factory=Counter)  # model, direction
+    inputs: Counter[tuple[str, str]] = field(default_factory=Counter)  # model, task
+    media: Counter[tuple[str, str]] = field(default_factory=Counter)  # model, modality
     stale: int = 0  # publications refused by the fence
     faults: int = 0  # requests returned because the engine could not serve them
     ttft: Times = field(default_factory=lambda: defaultdict(Histogram))
@@ -44,6 +46,8 @@ class PublishedCounts:
         """Add the counts of ``other``."""
         self.results.update(other.results)
         self.tokens.update(other.tokens)
+        self.inputs.update(other.inputs)
+        self.media.update(other.media)
         self.stale += other.stale
         self.faults += other.faults
         _add(self.ttft, other.ttft)

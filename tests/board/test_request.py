@@ -20,7 +20,13 @@ from tokenyard.board.pages import request as one
 from tokenyard.board.pages.request import MOST_CHARACTERS, MOST_IDS, WIDTH, bar_of, content_of
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import ErrorInfo, Provenance, Reply, Usage, json_text
-from tokenyard.protocol.wire import PoolingParams, Request, SamplingParams, request_fields
+from tokenyard.protocol.wire import (
+    PoolingParams,
+    Request,
+    SamplingParams,
+    pack_tokens,
+    request_fields,
+)
 from tokenyard.scripts.answers import Publication
 from tokenyard.yard.requests import STATES
 
@@ -158,6 +164,13 @@ def test_parameters_are_those_that_were_asked_for(looker: Looker, yard: PlayedYa
     assert "(5,010 characters)" in shown
     assert "<b>" not in page
     assert "top_k" not in shown
+
+
+def test_the_parameters_count_media(looker: Looker, yard: PlayedYard) -> None:
+    media = {"audio": ["media:" + "0" * 64] * 2}
+    request = Request(id="heard", tokens=pack_tokens([1]), media=media)
+    yard.submit(request)
+    assert "media 2 audio" in text_of(look(looker, request))
 
 
 def test_a_dead_letter_is_linked_and_keeps_what_was_asked(looker: Looker, yard: PlayedYard) -> None:

@@ -60,6 +60,22 @@ def test_a_completed_request_has_attempt_and_result(yard: PlayedYard, worker: st
         assert words in said_of_it
 
 
+def test_a_request_that_pools_has_numbers_and_no_tokens(yard: PlayedYard, worker: str) -> None:
+    request = make_request(NAME, task="embed", inputs=["a", "b"])
+    assignment = yard.assign(worker, request)
+    yard.finish(worker, assignment, shapes="[[2],null]", errors='{"1":{"code":"X","message":""}}')
+
+    assert "completed: numbers of 2 inputs, of which 1 failed" in texts(explain(yard, request))
+
+
+def test_media_are_told_while_they_are_there(yard: PlayedYard, worker: str) -> None:
+    request = make_request(NAME)
+    yard.connection.set(yard.keys.media(request.client, NAME), bytes(2**20))
+    yard.assign(worker, request)
+
+    assert ", with 1.0 MiB of media" in texts(explain(yard, request))
+
+
 @pytest.mark.parametrize(
     ("epochs", "said"),
     [({"epoch": 5}, ", epoch 5"), ({"epoch": 5, "first_epoch": 4}, ", epoch 5 (begun in 4)")],

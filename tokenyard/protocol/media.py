@@ -9,12 +9,16 @@ from __future__ import annotations
 import binascii
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from tokenyard.protocol.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from tokenyard.protocol.wire import Request
 
 #: The parts of a message that name media, with the modality as vLLM calls it.
 MODALITIES: Final[Mapping[str, str]] = {
@@ -70,12 +74,23 @@ def check_media_part(where: str, kind: str, part: Mapping[str, Any]) -> None:
 
 def media_names(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The names in messages that `check_messages` accepts."""
+    for kind, part in _media_parts(messages):
+        yield _url_of(part[kind])
+
+
+def modalities_of(request: Request) -> Counter[str]:
+    """How many media of each modality a valid request has."""
+    found = Counter(MODALITIES[kind] for kind, _ in _media_parts(request.messages or ()))
+    return found + Counter({modality: len(names) for modality, names in request.media.items()})
+
+
+def _media_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else None
             if isinstance(kind, str) and kind in MODALITIES:
-                yield _url_of(part[kind])
+                yield kind, part
 
 
 def check_media(media: Media, names: Iterable[str]) -> None:

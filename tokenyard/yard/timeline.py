@@ -20,7 +20,7 @@ from tokenyard.protocol.keys import (
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import Provenance, Result, decode_reply, to_result
 from tokenyard.protocol.streams import unix_ms, whole
-from tokenyard.protocol.texts import counted
+from tokenyard.protocol.texts import byte_size, counted
 from tokenyard.protocol.wire import Request
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts.client import waits_at
@@ -90,6 +90,7 @@ class Timeline(Struct, frozen=True, kw_only=True):
     pauses: Sequence[Pause] = ()  # that it waits for
     tenant: str = ""  # whose intake it came from; empty: a common one
     before: Sequence[str] = ()  # while it waits: tenants that are served before its own
+    media_bytes: int = 0  # of its pictures and sounds; 0 once there is a result
     tokens_published: int = 0  # as deltas; 0 once there is a result
     ended_ms: int | None = None
     result: Result | None = None
@@ -108,7 +109,9 @@ class Timeline(Struct, frozen=True, kw_only=True):
 
     def _events(self) -> Iterator[TimelineEvent]:
         if self.accepted_ms is not None:
-            yield TimelineEvent(self.accepted_ms, f"accepted as {self.server_id}", "accepted")
+            media = f", with {byte_size(self.media_bytes)} of media" if self.media_bytes else ""
+            said = f"accepted as {self.server_id}{media}"
+            yield TimelineEvent(self.accepted_ms, said, "accepted")
         for attempt in self.attempts:
             yield from _attempt_events(attempt)
         if self.last_refusal:
@@ -142,15 +145,18 @@ class Timeline(Struct, frozen=True, kw_only=True):
         result = self.result
         if result is None:
             return self.state
-        said = [f"{self.state}: {len(result.tokens)} tokens"]
+        made = f"{len(result.tokens)} tokens"
+        if result.shapes is not None:
+            failed = f", of which {len(result.errors)} failed" if result.errors else ""
+            made = f"numbers of {counted(len(result.shapes), 'input')}{failed}"
+        said = [f"{self.state}: {made}"]
         if result.finish_reason:
             said.append(f"finish reason {result.finish_reason}")
         if result.error:
             said.append(f"{result.error.code}: {result.error.message}")
-        made = result.provenance
-        if made:
-            engine = f"{made.engine} {made.engine_version}".strip()
-            said.append(f"by {made.worker} with {made.model} on {engine}{_epochs(made)}")
+        if by := result.provenance:
+            engine = f"{by.engine} {by.engine_version}".strip()
+            said.append(f"by {by.worker} with {by.model} on {engine}{_epochs(by)}")
         return ", ".join(said)
 
 
@@ -186,8 +192,9 @@ def read_timeline(yard: Yard, client: str, request_id: str) -> Timeline:
     pipeline = yard.connection.pipeline(transaction=False)
     pipeline.hgetall(yard.keys.ledger(client, request_id))
     pipeline.strlen(yard.keys.tokens(client, request_id))
+    pipeline.strlen(yard.keys.media(client, request_id))
     pipeline.time()
-    fields, published, time = pipeline.execute()
+    fields, published, media_bytes, time = pipeline.execute()
     ledger: Fields = fields or _ledger_of_plain_entry(yard, client, request_id)
     now_ms = unix_ms(time)
     state, sid = text_of_field(ledger, b"state"), text_of_field(ledger, b"sid")
@@ -210,6 +217,7 @@ def read_timeline(yard: Yard, client: str, request_id: str) -> Timeline:
         pauses=pauses,
         tenant=tenant,
         before=line.before(tenant)[:_MOST_BEFORE] if tenant else (),
+        media_bytes=media_bytes,
         tokens_published=published // _TOKEN_BYTES,
         ended_ms=_number(ledger, b"ended"),
         result=to_result(decode_reply(packed)) if packed else None,

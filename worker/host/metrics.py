@@ -29,6 +29,18 @@ TOKENS = Metric(
     ("model", "direction"),
     "Tokens generated, counted as they are made, and tokens of the prompts of completed requests.",
 )
+INPUTS = Metric(
+    "tokenyard_inputs_total",
+    "counter",
+    ("model", "task"),
+    "Prompts of completed requests, by what was done with them; one that pools may have many.",
+)
+MEDIA = Metric(
+    "tokenyard_media_total",
+    "counter",
+    ("model", "modality"),
+    "Pictures, sounds and videos of completed requests.",
+)
 STALE = Metric(
     "tokenyard_stale_commits_total",
     "counter",
@@ -68,7 +80,9 @@ RESTARTS = Metric(
     ("worker", "reason"),
     "Worker processes that have ended, by why; another is started in their place.",
 )
-METRICS: Final = (REQUESTS, TOKENS, RETRIES, STALE, TTFT, TPOT, E2E, INFLIGHT, SWAP, RESTARTS)
+METRICS: Final = (
+    *(REQUESTS, TOKENS, INPUTS, MEDIA, RETRIES, STALE, TTFT, TPOT, E2E, INFLIGHT, SWAP, RESTARTS),
+)
 PHASES: Final = ("load", "wake", "sleep", "unload")
 _WHYS: Final[tuple[Why, ...]] = ("left", "lost", "crashed")
 #: Kinds of an engine's metrics that only grow while it lives.
@@ -136,6 +150,8 @@ class HostMetrics:
                 inflight[worker, model] = unfinished
         yield numbers(REQUESTS, counts.results)
         yield numbers(TOKENS, counts.tokens)
+        yield numbers(INPUTS, counts.inputs)
+        yield numbers(MEDIA, counts.media)
         yield numbers(RETRIES, {("fault",): counts.faults})
         yield numbers(STALE, {(): counts.stale})
         for metric, times in ((TTFT, counts.ttft), (TPOT, counts.tpot), (E2E, counts.e2e)):

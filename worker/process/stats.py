@@ -14,6 +14,7 @@ from typing import Final
 
 from tokenyard import clock
 from tokenyard.protocol.keys import split_intake
+from tokenyard.protocol.media import modalities_of
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry.metrics import Histogram
 from worker.engines import Finished, RequestError, TokenDelta
@@ -97,6 +98,10 @@ class RunningStats:
         if not isinstance(end, Finished):
             return
         counts.tokens[model, "input"] += end.prompt_tokens
+        request = assignment.request
+        counts.inputs[model, request.task] += len(request.inputs) if request.inputs else 1
+        for modality, count in modalities_of(request).items():
+            counts.media[model, modality] += count
         if run.first_token is not None:
             if made > 1:
                 counts.tpot[model].observe((now - run.first_token) / (made - 1))

@@ -10,11 +10,13 @@ from tests.support.builders import make_assignment, make_request
 from tests.support.fake_clock import FakeClock
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Choice
+from tokenyard.protocol.wire import pack_tokens
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry.metrics import BUCKETS_S
 from worker.engines import Finished, RequestError, TokenDelta
 from worker.process.outcomes import Expired, Outcome, Run, delta_reply
 from worker.process.stats import MOST_KEPT, WINDOW_S, RunningStats
+from worker.published_counts import PublishedCounts
 
 
 def finished(*tokens: int) -> Finished:
@@ -49,6 +51,24 @@ def test_tokens_of_a_whole_answer_count_as_they_are_made() -> None:
 
     assert tally.now() == WorkerTotals(finished=1, tokens=9)
     assert tally.counts().tokens["", "output"] == 9
+
+
+def test_inputs_count_by_task_and_media_by_modality() -> None:
+    tally = RunningStats()
+    name = "media:" + "0" * 64
+    parts = [{"type": "image_url", "image_url": {"url": name}}, {"type": "text", "text": "?"}]
+    chat = make_request(messages=[{"role": "user", "content": parts}])
+    sound = make_request(tokens=pack_tokens([1]), media={"audio": [name, name]})
+    pooled = make_request(task="embed", inputs=["a", "b", "c"])
+    for request in (chat, sound, pooled):
+        publish(tally, Run(make_assignment(request), 0.0), finished(1))
+    publish(tally, Run(make_assignment(pooled), 0.0), Expired("1-0", None, "running"))
+
+    counts = PublishedCounts()
+    for _ in range(2):
+        counts.add(tally.counts())
+    assert counts.inputs == {("", "generate"): 4, ("", "embed"): 6}
+    assert counts.media == {("", "image"): 2, ("", "audio"): 4}
 
 
 def test_tokens_of_an_earlier_attempt_are_not_counted_again() -> None:

@@ -20,6 +20,7 @@ from tokenyard.ops.names import checked_request
 from tokenyard.ops.requests import letter_of
 from tokenyard.protocol.errors import BadInput, UnknownRequest
 from tokenyard.protocol.keys import split_intake
+from tokenyard.protocol.media import modalities_of
 from tokenyard.protocol.replies import Result, split_result
 from tokenyard.protocol.texts import counted, cut, printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, prompt_value, unpack_tokens
@@ -235,6 +236,8 @@ def _parameters(request: Request) -> Iterator[tuple[str, str]]:
         yield "stream", "yes"
     if request.pools:
         yield "task", request.task
+    if media := modalities_of(request):
+        yield "media", ", ".join(f"{count} {modality}" for modality, count in media.items())
     if request.query:
         yield "query", cut(request.query, _MOST_CHARACTERS)
     params = request.pooling if request.pools else request.params

@@ -174,12 +174,7 @@ class ChatPrompts:
             data = read(assignment.request.media, assignment.media, model)
         except Exception as error:  # bytes can be anything
             raise InvalidRequest("media", f"cannot be read: {_reason(error)}") from error
-        if not model.is_encoder_decoder:
-            prompt = {"prompt_token_ids": tokens, "multi_modal_data": data}
-            return self._processed(prompt, assignment)
-        encoder = {"prompt_token_ids": [], "multi_modal_data": data}
-        decoder = {"prompt_token_ids": tokens}
-        return self._processed({"encoder_prompt": encoder, "decoder_prompt": decoder}, assignment)
+        return self._processed({"prompt_token_ids": tokens, "multi_modal_data": data}, assignment)
 
     def _processed(self, prompt: Any, assignment: Assignment) -> EnginePrompt:
         """What the model's processor makes of a prompt and its media."""
@@ -189,7 +184,6 @@ class ChatPrompts:
             raise InvalidRequest(
                 "media", f"the model cannot take them: {_reason(error)}"
             ) from error
-        made = made.get("decoder_prompt", made)  # it has what the encoder reads, too
         return EnginePrompt(made["prompt_token_ids"], made)
 
     def _rendered(self, assignment: Assignment) -> dict[str, Any]:
