@@ -39,7 +39,7 @@ from tokenyard.process.children import start_child, stop_child
 _MODEL: Final = "sim"
 _VOCABULARY: Final = 32_000
 _MAX_MODEL_LEN: Final = 8192
-_START_S: Final = 120.0
+_START_S: Final = 300.0
 _POLL_S: Final = 0.05
 _CLIENT_S: Final = 300.0
 #: A step of the engine: 64 streams are then 1,280 tokens a second.

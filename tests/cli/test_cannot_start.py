@@ -23,7 +23,13 @@ pytestmark = pytest.mark.crash
 
 WAIT_S = 100.0
 #: A package that shadows vLLM, as if it were no longer there.
-NO_VLLM = "raise ModuleNotFoundError(\"No module named 'vllm'\", name='vllm')\n"
+#: The core of a process dies of it before the front, which says why.
+NO_VLLM = """
+import time, setproctitle
+if setproctitle.getproctitle().startswith("tokenyard worker "):
+    time.sleep(0.5)
+raise ModuleNotFoundError("No module named 'vllm'", name='vllm')
+"""
 SOON = {"TOKENYARD_WORKER_BACKOFF_S": "0.05"}
 
 

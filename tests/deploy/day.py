@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import urllib.request
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import redis
@@ -87,6 +87,15 @@ def request(**fields: Any) -> Request:
     return make_request(client="client", params=params, model="sim", **fields)
 
 
+#: Its media lie beside the request.
+CHAT_WITH_A_PICTURE: Final = [
+    {
+        "role": "user",
+        "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
+    }
+]
+
+
 def client_asks(day: Day) -> None:
     """Do all that a client can do, except cancel."""
     with day.client() as client:
@@ -97,6 +106,7 @@ def client_asks(day: Day) -> None:
         client.submit([1], model="sim", max_tokens=5, cancel_on_disconnect=True).result()
         assert list(client.submit([1, 2], model="sim", max_tokens=5, stream=True, n=2))
         assert len(list(client.map([[1], [2]], model="sim", max_tokens=5))) == 2
+        client.submit(CHAT_WITH_A_PICTURE, model="sim", max_tokens=5).result()
     with day.client() as client:
         assert client.attach("kept").result().ok
     for name in ("client-1", None):

@@ -226,7 +226,11 @@ class Pool:
         pipes = [member.pipe for member in self.members if member.pipe is not None]
         pipes += [one.output.pipe for one in self.members if one.output and one.output.pipe]
         deaths = {one.process.sentinel: one for one in self.members if one.process is not None}
-        cores = {one.core.sentinel: one for one in self.members if one.core is not None}
+        cores = {
+            one.core.sentinel: one
+            for one in self.members
+            if one.core is not None and not one.says_why_it_ends
+        }
         heard = wait([*pipes, *deaths, *cores, self.wakeup.fileno()], timeout=timeout_s)
         if self.wakeup.fileno() in heard:
             self.wakeup.clear()
@@ -239,7 +243,7 @@ class Pool:
             if sentinel in heard:
                 self._on_exit(member)
         for sentinel, member in cores.items():
-            if sentinel in heard and member.process is not None:
+            if sentinel in heard and member.process is not None and not member.says_why_it_ends:
                 member.process.kill()  # it ends by itself, unless it hangs
 
     def _handle(self, member: WorkerProcessHandle, message: ToController) -> None:

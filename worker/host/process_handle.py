@@ -150,6 +150,12 @@ class WorkerProcessHandle:
         self.pipe, self.process = pipe, process
 
     @property
+    def says_why_it_ends(self) -> bool:
+        """Whether its core could not start, as it cannot: it says why, and ends."""
+        status = self.core.exit_status() if self.core else None
+        return self.state is State.WARMING and status is not None and status > 0
+
+    @property
     def may_adopt(self) -> bool:
         """Whether its process was killed, and a new one can take the core over."""
         status = self._exit_status()

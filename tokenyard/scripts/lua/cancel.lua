@@ -60,7 +60,8 @@ local function conclude(ttl, is_flat, framed)
   local result = pack_result(ARGV[3], 'cancelled', redis.call('GET', KEYS[2]) or '', ARGV[6])
   redis.call('HSET', ledger, 'state', 'cancelled', 'result', result, 'ended', server_ms())
   redis.call('EXPIRE', ledger, ttl)
-  redis.call('DEL', KEYS[2], media_of(ledger))
+  redis.call('DEL', KEYS[2])
+  redis.call('DEL', media_of(ledger)) -- a user may have another right for it
   local places = {flat = is_flat and KEYS[4], frame = framed}
   for kind, destination in pairs(places) do
     if destination then

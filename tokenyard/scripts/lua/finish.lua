@@ -59,7 +59,7 @@ local function finish(ledger, tokens, choices, entry, attempt, status, ttl, item
   redis.call('EXPIRE', ledger, ttl)
   if tokens then forgotten[#forgotten + 1] = tokens end
   if choices then forgotten[#forgotten + 1] = choices end
-  if owner[5] then forgotten[#forgotten + 1] = media_of(ledger) end
+  if owner[5] then redis.call('DEL', media_of(ledger)) end
   places[#places + 1] = entry
   return FINISHED
 end

@@ -65,7 +65,8 @@ for k = 6, #KEYS, 5 do
     local result = pack_result(id, 'failed', published, ARGV[a + 4])
     redis.call('HSET', ledger, 'state', 'failed', 'result', result, 'ended', server_ms())
     redis.call('EXPIRE', ledger, ARGV[3])
-    redis.call('DEL', tokens, media_of(ledger))
+    redis.call('DEL', tokens)
+    redis.call('DEL', media_of(ledger)) -- a user may have another right for it
     -- What came in is gone with the entry.
     end_charge(ledger, 'failed', {input = 0, output = #published / 4, code = 'ENTRY_LOST'},
       state == 'waiting' and place)
