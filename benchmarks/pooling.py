@@ -56,9 +56,9 @@ _TASKS: Final[dict[str, Callable[[Path], Path]]] = {
     "http": partial(write_pooling_model, "bert"),
     "rerank": partial(write_pooling_model, "cross"),
 }
-#: Requests over HTTP that wait at the same time, and one out of how many rows is asked.
+#: Requests over HTTP that wait at the same time, and most rows that are asked for.
 AT_ONCE: Final = 64
-_ROWS_OF_A_REQUEST: Final = {"http": 5, "rerank": DOCUMENTS}
+_ROWS_BY_HTTP: Final = {"http": 4_000, "rerank": 20_000}
 #: Pictures to caption, and how.
 PICTURES: Final = 200
 CAPTION: Final[dict[str, Any]] = {"max_tokens": 32, "temperature": 0.0, "ignore_eos": True}
@@ -126,8 +126,8 @@ def measure(task: str, count: int, rounds: int) -> list[Round]:
             vllm_yard(broker, "pooling", 1, model, worker_options=options) as yard,
             Client(yard.url, yard.name, result_timeout_s=TIMEOUT_S) as client,
         ):
-            if task in _ROWS_OF_A_REQUEST:
-                return _over_http(yard, task, model, count // _ROWS_OF_A_REQUEST[task], rounds)
+            if most := _ROWS_BY_HTTP.get(task):
+                return _over_http(yard, task, model, min(count, most), rounds)
             asked = "embed" if task == "table" else task
             if task == "caption":
                 _by_job(yard, Path(folder), task, 20)  # warms up
