@@ -114,15 +114,11 @@ class Bodies:
         return ParsedBody(value, is_small=False, client=client)
 
     async def parse_form(self, raw: bytes, scope: Scope, client: str) -> ParsedBody:
-        """A form with a file; raises `GatewayError`."""
+        """A form with a file, in a thread; raises `GatewayError`."""
         require_form(Headers(scope=scope))
-        request = Request(scope, replay(raw, _nothing_more))
-        try:
-            form = await request.form(max_files=1, max_fields=_MOST_FIELDS)
-        except MultiPartException as error:
-            raise GatewayError(400, f"the body is no such form: {error.message}") from error
-        value = {name: await _told(form.getlist(name)) for name in form}
-        return ParsedBody(value, is_small=is_small(raw), client=client, form=form)
+        async with self._turns.setdefault(client, asyncio.Lock()):
+            value, form = await asyncio.to_thread(asyncio.run, _read_form(raw, scope))
+        return ParsedBody(value, is_small=False, client=client, form=form)
 
     def _check(self, client: str) -> None:
         if self._unfinished[client] > self._most // 4:
@@ -162,6 +158,16 @@ def require_form(headers: Headers) -> None:
         raise GatewayError(400, "give a form (multipart/form-data) with `file` and `model`")
 
 
+async def _read_form(raw: bytes, scope: Scope) -> tuple[dict[str, Any], FormData]:
+    """A form, and as JSON would have it; raises `GatewayError`."""
+    request = Request(scope, _in_pieces(raw))
+    try:
+        form = await request.form(max_files=1, max_fields=_MOST_FIELDS)
+    except MultiPartException as error:
+        raise GatewayError(400, f"the body is no such form: {error.message}") from error
+    return {name: await _told(form.getlist(name)) for name in form}, form
+
+
 async def _told(values: Sequence[UploadFile | str]) -> Any:
     """Of a field of a form: its value as JSON would have it, of a file its digest."""
     told: list[Any] = []
@@ -174,8 +180,16 @@ async def _told(values: Sequence[UploadFile | str]) -> Any:
     return told[0] if len(told) == 1 else told
 
 
-async def _nothing_more() -> Message:
-    return {"type": "http.disconnect"}
+def _in_pieces(raw: bytes) -> Receive:
+    """A `receive` that gives a body so that nobody holds the interpreter for long."""
+    starts = iter(range(0, len(raw), _PIECE))
+
+    async def receive() -> Message:
+        start = next(starts, 0)
+        end = start + _PIECE
+        return {"type": "http.request", "body": raw[start:end], "more_body": end < len(raw)}
+
+    return receive
 
 
 def parse_body(raw: bytes, max_items: int = MAX_BODY_ITEMS) -> dict[str, Any]:
