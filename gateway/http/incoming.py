@@ -42,6 +42,7 @@ _SMALL_BYTES: Final = 16 * 1024
 _SMALL_ITEMS: Final = 100
 #: Values that are decoded in a few milliseconds.
 _FEW_ITEMS: Final = 10_000
+_NESTING: Final = frozenset({dict, list, tuple})
 #: Headers of a request that its inner one has as its own.
 _REPLACED: Final = (b"content-length", b"content-type", b"x-request-id")
 
@@ -136,6 +137,17 @@ def too_large(limit: int) -> GatewayError:
 def is_small(raw: bytes) -> bool:
     """Whether a body can be parsed, validated and rendered within milliseconds."""
     return len(raw) <= _SMALL_BYTES and raw.count(b"{") + raw.count(b"[") <= _SMALL_ITEMS
+
+
+def has_few_items(value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> bool:
+    """Whether C's ``json.dumps`` writes a value in a few milliseconds; a text is one item."""
+    left, nested = _FEW_ITEMS, [value]
+    while nested and left > 0:
+        one = nested.pop()
+        items = [*one.values()] if isinstance(one, dict) else one
+        left -= len(items)
+        nested += [item for item in items if type(item) in _NESTING]
+    return left > 0
 
 
 def dumps_in_python(value: Any, **options: Any) -> str:

@@ -213,6 +213,21 @@ def test_what_a_template_shows_as_json_is_the_same_in_any_thread() -> None:
     assert there == [_Json.dumps(value, **options)] == [json.dumps(value, **options)]
 
 
+@pytest.mark.parametrize(("numbers", "by"), [(1000, "c"), (20_000, "python")])
+def test_a_small_answer_is_written_by_c_in_any_thread(
+    monkeypatch: pytest.MonkeyPatch, numbers: int, by: str
+) -> None:
+    from gateway.frontend import door
+
+    monkeypatch.setattr(door, "dumps_in_python", lambda *_, **__: "python")
+    answer = {"data": [{"embedding": [1] * 500}] * (numbers // 500)}
+    written: list[str] = []
+    thread = threading.Thread(target=lambda: written.append(door._Json.dumps(answer)))
+    thread.start()
+    thread.join()
+    assert written == [json.dumps(answer) if by == "c" else "python"]
+
+
 async def test_a_large_body_is_rendered_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     adder_tokenizer()
     from vllm.renderers.hf import HfRenderer
