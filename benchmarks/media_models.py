@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import string
 from pathlib import Path
 from typing import Any, Final
+
+from benchmarks.pooling_models import WIDTH, enlarge_weights
 
 #: What a picture is in a prompt, and the other marks of its processor.
 IMAGE: Final = "<image>"
 _MARKS: Final = (IMAGE, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 _TILES: Final = tuple(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2))
 _SPECIAL: Final = ("<pad>", "<end>", *_MARKS, *_TILES)
-_WHISPER_MARKS: Final = (
-    *("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps"),
-)
-_WIDTH: Final = 128
-#: How much larger weights are than usual, so that the answers to two pictures differ.
-_SCALE: Final = 4.0
+_TASK_MARKS: Final = [
+    "translate",
+    "transcribe",
+    "startoflm",
+    "startofprev",
+    "nospeech",
+    "notimestamps",
+]
+#: Seconds of sound that the model hears at once.
+PIECE_S: Final = 4
 _TEMPLATE: Final = (
     "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
     "{% for c in m.content %}{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}"
     "{% endfor %}{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
+
+
+def picture(seed: int, width: int = 100, height: int = 80) -> bytes:
+    """A picture of noise, as PNG."""
+    import numpy as np
+    from PIL import Image
+
+    noise = np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def shown(content: bytes) -> dict[str, Any]:
+    """A picture as a part of a message."""
+    url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def write_picture_model(folder: Path) -> Path:
@@ -35,8 +60,8 @@ def write_picture_model(folder: Path) -> Path:
     tokenizer = _tokenizer()
     decoder = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=_WIDTH,
-        intermediate_size=2 * _WIDTH,
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -46,8 +71,8 @@ def write_picture_model(folder: Path) -> Path:
         eos_token_id=1,
     )
     encoder = {
-        "hidden_size": _WIDTH,
-        "intermediate_size": _WIDTH,
+        "hidden_size": WIDTH,
+        "intermediate_size": WIDTH,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "image_size": 64,
@@ -62,7 +87,7 @@ def write_picture_model(folder: Path) -> Path:
     )
     torch.manual_seed(1)
     model = transformers.Idefics3ForConditionalGeneration(config)
-    _scale(model)
+    enlarge_weights(model)
     model.float().save_pretrained(folder)
     pictures = transformers.Idefics3ImageProcessor(
         size={"longest_edge": 128}, max_image_size={"longest_edge": 64}
@@ -71,15 +96,6 @@ def write_picture_model(folder: Path) -> Path:
         pictures, tokenizer, image_seq_len=4, chat_template=_TEMPLATE
     ).save_pretrained(folder)
     return folder
-
-
-def _scale(model: Any) -> None:
-    import torch
-
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() > 1 and "norm" not in name and "position" not in name:
-                weight.mul_(_SCALE)
 
 
 def _tokenizer() -> Any:
@@ -106,10 +122,6 @@ def _tokenizer() -> Any:
     return fast
 
 
-#: Seconds of sound that the model hears at once.
-PIECE_S: Final = 4
-
-
 def write_sound_model(folder: Path) -> Path:
     """Write a model like Whisper into a new folder, and return the folder.
 
@@ -121,7 +133,7 @@ def write_sound_model(folder: Path) -> Path:
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     end = "<|endoftext|>"
-    marks = [f"<|{name}|>" for name in ("startoftranscript", *LANGUAGES, *_WHISPER_MARKS)]
+    marks = [f"<|{name}|>" for name in ("startoftranscript", *LANGUAGES, *_TASK_MARKS)]
     times = [f"<|{step * 0.02:.2f}|>" for step in range(PIECE_S * 50 + 1)]
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {word: number for number, word in enumerate([end, *letters])}
@@ -132,13 +144,13 @@ def write_sound_model(folder: Path) -> Path:
     features = transformers.WhisperFeatureExtractor(feature_size=80, chunk_length=PIECE_S)
     config = transformers.WhisperConfig(
         vocab_size=len(tokenizer),
-        d_model=_WIDTH,
+        d_model=WIDTH,
         encoder_layers=2,
         decoder_layers=2,
         encoder_attention_heads=4,
         decoder_attention_heads=4,
-        encoder_ffn_dim=_WIDTH,
-        decoder_ffn_dim=_WIDTH,
+        encoder_ffn_dim=WIDTH,
+        decoder_ffn_dim=WIDTH,
         num_mel_bins=80,
         max_source_positions=PIECE_S * 50,
         max_target_positions=64,
@@ -151,7 +163,7 @@ def write_sound_model(folder: Path) -> Path:
     )
     torch.manual_seed(1)
     model = transformers.WhisperForConditionalGeneration(config)
-    _scale(model)
+    enlarge_weights(model)
     model.float().save_pretrained(folder)
     transformers.WhisperProcessor(features, tokenizer).save_pretrained(folder)
     return folder

@@ -12,7 +12,6 @@ vLLM's own client, 64 at once.
 
 from __future__ import annotations
 
-import io
 import json
 import statistics
 import subprocess
@@ -35,7 +34,7 @@ from benchmarks.cold_start.serve import HOST, served
 from benchmarks.gateway.sides import running_gateway
 from benchmarks.machine import machine
 from benchmarks.measure import print_table
-from benchmarks.media_models import write_picture_model
+from benchmarks.media_models import picture, write_picture_model
 from benchmarks.pooling_models import write_pooling_model
 from benchmarks.progress import exit_if_failed, publish
 from benchmarks.yard import ServingYard, embedded_broker, end_in_order, vllm_yard
@@ -91,19 +90,6 @@ def rows(count: int) -> list[str]:
         f"{_WORDS[at % size]} {at} {_WORDS[at // size % size]} {_WORDS[at // size**2 % size]}"
         for at in range(count)
     ]
-
-
-def pictures(count: int) -> list[bytes]:
-    """Different pictures of noise, as PNG."""
-    from PIL import Image
-
-    made = []
-    for seed in range(count):
-        noise = np.random.default_rng(seed).integers(0, 255, (80, 100, 3), np.uint8)
-        buffer = io.BytesIO()
-        Image.fromarray(noise).save(buffer, "PNG")
-        made.append(buffer.getvalue())
-    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +168,7 @@ def _over_http(yard: ServingYard, task: str, model: Path, count: int, rounds: in
 def _by_job(yard: ServingYard, folder: Path, task: str, count: int) -> tuple[float, list[Any]]:
     """The answers to all rows of a table, and the seconds that `tokenyard batch run` takes."""
     source, target = folder / "rows.parquet", folder / "answered.parquet"
-    given = {"text": rows(count)} if task == "table" else {"image": pictures(count)}
+    given = {"text": rows(count)} if task == "table" else {"image": [*map(picture, range(count))]}
     parquet.write_table(pyarrow.table(given), source)
     words = ["--redis-url", yard.url, "--yard", yard.name, "batch", "run", str(source)]
     words += ["-o", str(target), "--overwrite", *_TABLES[task]]

@@ -5,13 +5,13 @@ Arguments: the task, the model's folder, the rows, the most at once, the file of
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.media_models import picture, shown
 from worker.engines.cpu_features import request_amx
 
 
@@ -21,7 +21,7 @@ def main() -> None:
     request_amx()
     from vllm import LLM, SamplingParams
 
-    from benchmarks.pooling import CAPTION, DOCUMENTS, pictures, rows
+    from benchmarks.pooling import CAPTION, DOCUMENTS, rows
 
     params = SamplingParams(**CAPTION)
 
@@ -33,7 +33,9 @@ def main() -> None:
         kv_cache_memory_bytes=2**28,
         disable_log_stats=True,
     )
-    texts: list[Any] = pictures(int(count)) if task == "caption" else rows(int(count))
+    texts: list[Any] = rows(int(count))
+    if task == "caption":
+        texts = [*map(picture, range(int(count)))]
 
     def run(part: list[Any]) -> list[Any]:
         if task == "caption":
@@ -57,12 +59,10 @@ def main() -> None:
     Path(report).write_text(json.dumps({"seconds": seconds, "some": told}))
 
 
-def _chat(picture: bytes) -> list[dict[str, Any]]:
+def _chat(content: bytes) -> list[dict[str, Any]]:
     from benchmarks.pooling import QUESTION
 
-    url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-    shown = {"type": "image_url", "image_url": {"url": url}}
-    return [{"role": "user", "content": [shown, {"type": "text", "text": QUESTION}]}]
+    return [{"role": "user", "content": [shown(content), {"type": "text", "text": QUESTION}]}]
 
 
 if __name__ == "__main__":

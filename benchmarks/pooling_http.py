@@ -34,7 +34,6 @@ def main() -> None:
     options = ["--model", Path(model).name, "--tokenizer", model, "--disable-tqdm"]
     options += [*_ASKED[task], "--random-input-len", str(_LENGTH), "--num-prompts", count]
     options += ["--max-concurrency", str(AT_ONCE)]
-
     asked = -(-int(count) // DOCUMENTS) if task == "rerank" else int(count)
 
     def requests_per_s(url: str) -> float:

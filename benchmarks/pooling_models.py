@@ -23,7 +23,7 @@ ENGINE_ARGS: Final[Mapping[Kind, dict[str, Any]]] = MappingProxyType(
     }
 )
 WIDTH: Final = 128
-#: How much larger weights are than usual, so that the numbers of two texts differ.
+#: How much larger weights are than usual, so that the answers to two inputs differ.
 _SCALE: Final = 4.0
 _SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _UNKNOWN: Final = {"unk_token": "[UNK]"}
@@ -46,10 +46,7 @@ def write_pooling_model(kind: Kind, folder: Path) -> Path:
         model, end = _bert(kind), 0
     else:
         model, end = _decoder(kind), 3
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() > 1 and "norm" not in name and "position" not in name:
-                weight.mul_(_SCALE)
+    enlarge_weights(model)
     model.float().save_pretrained(folder)
     _tokenizer(is_bert=not end).save_pretrained(folder)
     if kind == "reward":
@@ -59,6 +56,16 @@ def write_pooling_model(kind: Kind, folder: Path) -> Path:
     if kind in ("bert", "qwen_embed"):
         _write_pooling(folder, "mean" if kind == "bert" else "lasttoken")
     return folder
+
+
+def enlarge_weights(model: Any) -> None:
+    """Multiply the random weights of a model, so that it tells inputs apart."""
+    import torch
+
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1 and "norm" not in name and "position" not in name:
+                weight.mul_(_SCALE)
 
 
 def _bert(kind: Kind) -> Any:

@@ -212,7 +212,8 @@ class FrontEnds:
         """Raises `GatewayError` where a model whose state is made cannot answer at a path."""
         one = self._find(profile)
         if one is not None:
-            check_path(path, profile.name, one.state.result().vllm_config.model_config)
+            client: QueueEngineClient = one.state.result().engine_client
+            check_path(path, profile.name, client.model_config, client.tasks)
 
     def max_model_len(self, profile: ModelProfile) -> int | None:
         """Tokens of prompt and answer together; None where it is not known yet."""

@@ -75,10 +75,9 @@ def tasks_of(model: ModelConfig) -> tuple[SupportedTask, ...]:
     return _TASKS_OF[model.score_type]
 
 
-def check_path(path: str, name: str, model: ModelConfig) -> None:
-    """Raises `GatewayError` where a model, as it is configured, cannot answer at a path."""
+def check_path(path: str, name: str, model: ModelConfig, tasks: tuple[SupportedTask, ...]) -> None:
+    """Raises `GatewayError` where a model with its `tasks_of` cannot answer at a path."""
     needed = PATHS.get(path, ("generate",))
-    tasks = tasks_of(model)
     pools = model.get_pooling_task(tasks)
     does = (pools,) if pools else tasks
     if not {*does} & {*needed}:

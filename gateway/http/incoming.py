@@ -139,9 +139,9 @@ def is_small(raw: bytes) -> bool:
     return len(raw) <= _SMALL_BYTES and raw.count(b"{") + raw.count(b"[") <= _SMALL_ITEMS
 
 
-def has_few_items(value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> bool:
+def has_few_items(value: Any) -> bool:
     """Whether C's ``json.dumps`` writes a value in a few milliseconds; a text is one item."""
-    left, nested = _FEW_ITEMS, [value]
+    left, nested = _FEW_ITEMS, list[Any]([(value,)])
     while nested and left > 0:
         one = nested.pop()
         items = [*one.values()] if isinstance(one, dict) else one
@@ -157,17 +157,19 @@ def dumps_in_python(value: Any, **options: Any) -> str:
 
 def require_json(headers: Headers) -> None:
     """Raises `GatewayError`, as vLLM's server does: a page may send other types to other sites."""
-    kind = headers.get("content-type", "").lower().split(";", maxsplit=1)[0]
-    if kind != "application/json":
+    if _media_type(headers) != "application/json":
         message = "Unsupported Media Type: Only 'application/json' is allowed"
         raise GatewayError(400, message)
 
 
 def require_form(headers: Headers) -> None:
     """Raises `GatewayError` for a body that is no form with a file."""
-    kind = headers.get("content-type", "").lower().split(";", maxsplit=1)[0]
-    if kind != "multipart/form-data":
+    if _media_type(headers) != "multipart/form-data":
         raise GatewayError(400, "give a form (multipart/form-data) with `file` and `model`")
+
+
+def _media_type(headers: Headers) -> str:
+    return headers.get("content-type", "").lower().split(";", maxsplit=1)[0]
 
 
 async def _read_form(raw: bytes, scope: Scope) -> tuple[dict[str, Any], FormData]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import math
@@ -12,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.media_models import write_picture_model, write_sound_model
+from benchmarks.media_models import picture, shown, write_picture_model, write_sound_model
 from tests.engines.harness import refused_field, run, run_program, spec_of
 from tests.support.builders import make_assignment
 from tests.support.processes import ROOT
@@ -46,14 +44,6 @@ print("\\n" + json.dumps(found))
 """
 
 
-def picture(seed: int, width: int = 100, height: int = 80) -> bytes:
-    """A picture of noise, as PNG."""
-    noise = np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noise).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 def sound(seconds: float = 2.0, rate: int = 16_000) -> bytes:
     """A WAV file with a rising tone."""
     times = (at / rate for at in range(int(rate * seconds)))
@@ -65,12 +55,6 @@ def sound(seconds: float = 2.0, rate: int = 16_000) -> bytes:
             written.setframerate(rate)
             written.writeframes(array("h", tones).tobytes())
         return file.getvalue()
-
-
-def shown(content: bytes) -> dict[str, Any]:
-    """A part of a message."""
-    url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def said(*parts: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.engines.test_media import TEXT, picture, said, shown
+from benchmarks.media_models import picture, shown
+from tests.engines.test_media import TEXT, said
 from tests.gateway.stand import Door, OwnServer, Stand
 from tests.gateway.test_pooling import Case, difference
 from tokenyard import Client

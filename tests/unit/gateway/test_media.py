@@ -56,10 +56,12 @@ def test_a_gateway_without_the_libraries_says_what_to_install(
         get_pooling_task=lambda _: None,
     )
     path = "/v1/audio/transcriptions"
-    pooling.check_path(path, "whisper", cast("Any", hears))
+    model = cast("Any", hears)
+    tasks = pooling.tasks_of(model)
+    pooling.check_path(path, "whisper", model, tasks)
     monkeypatch.setattr(pooling, "can_hear", lambda: False)
     with pytest.raises(GatewayError, match="cannot read sound: pip install 'PATH") as refused:
-        pooling.check_path(path, "whisper", cast("Any", hears))
+        pooling.check_path(path, "whisper", model, tasks)
     assert refused.value.status == 501
 
 
