@@ -38,6 +38,7 @@ TEXTS: Final = {
     "board_content": "The least role that sees prompts and answers on the board.",
     "board_session_s": "How long a login at the board lasts.",
     "board_max_streams": "Open pages of the board that are kept up to date.",
+    "allowed_media_domains": "Hosts from which media are fetched: images.example.com,...",
     "trust_remote_code": "Run code that comes with a model, where the models file trusts it.",
 }
 

@@ -37,10 +37,11 @@ _MAX_NAME_BYTES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class OwnRules:
-    """What this gateway adds to announcements."""
+    """What the operator of this gateway has said, beside what hosts announce."""
 
     paths: Mapping[str, str] = field(default_factory=dict)  # model to its place on this machine
     trust_remote_code: bool = False
+    allowed_media_domains: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

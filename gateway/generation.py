@@ -24,6 +24,7 @@ from gateway.http.incoming import (
     replay,
     require_json,
     too_large,
+    with_file_urls,
 )
 from gateway.http.principal import Principal
 from gateway.http.records import Records, durable_id, fingerprint
@@ -241,6 +242,8 @@ class GenerationApi:
         STATE.set(await self._front_ends.state_of(profile))
         if call.path not in _FOR_ANY_TASK:
             self._front_ends.check_path(profile, call.path)
+        if b'"file_id"' in raw and "messages" in parsed.value:
+            parsed.value["messages"] = with_file_urls(parsed.value["messages"])
         scope = {**call.scope, BODY: parsed}
         return replace(call, scope=scope, receive=replay(raw, call.receive)), profile
 

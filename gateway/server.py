@@ -44,7 +44,8 @@ def serve(settings: GatewaySettings) -> NoReturn:
 async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     from gateway.announcements import OwnRules
     from gateway.app import Gateway
-    from gateway.batches.files import open_storage
+    from gateway.batches.files import FileStore, open_storage
+    from gateway.frontend.fetching import MediaFetcher
     from gateway.frontend.models import FrontEnds
     from gateway.http.board import open_board
     from gateway.http.connection import GatewayConnection
@@ -57,7 +58,12 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         storage.start()
     queue = YardQueue(settings.redis_url, settings.yard)
     await queue.start()
-    front_ends = FrontEnds(queue, settings.max_grammar_bytes)
+    read_file = FileStore(storage).content if storage else None
+    front_ends = FrontEnds(
+        queue,
+        settings.max_grammar_bytes,
+        MediaFetcher(settings.allowed_media_domains, read_file),
+    )
     rules = OwnRules(settings.paths, settings.trust_remote_code)
     models = ModelWatch(queue, front_ends, settings.refresh_s, rules)
     probes = Health(settings.liveness_timeout_s)

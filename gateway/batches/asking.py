@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from gateway.announcements import OwnRules
 from gateway.batches.lines import LineAsker, Unanswered
+from gateway.frontend.fetching import MediaFetcher
 from gateway.frontend.models import FrontEnds
 from gateway.models import ModelWatch
 from gateway.queue.yard import YardQueue
@@ -41,7 +42,8 @@ class FrontEndAsking:
         self._ending = ending
         # Named as the job, so that the broker's user for batches may write to it.
         self._queue = YardQueue(url, yard, job.state.id)
-        self._front_ends = FrontEnds(self._queue)
+        fetcher = MediaFetcher(rules.allowed_media_domains)
+        self._front_ends = FrontEnds(self._queue, fetcher=fetcher)
         self._models = ModelWatch(self._queue, self._front_ends, _REFRESH_S, rules, is_eager=False)
         self._asker = LineAsker(job, ending, self._front_ends, self._models)
         self._answers: SimpleQueue[Answer | None] = SimpleQueue()

@@ -106,6 +106,15 @@ class FileStore:
         """The content of a file; raises `FileNotFoundError` before the first piece."""
         return self._storage.pieces(name_of(tenant, file_id))
 
+    def content(self, tenant: str, file_id: str, most_bytes: int) -> bytes:
+        """The whole content of a file; raises `GatewayError` where it is not there or larger."""
+        found = self.find(tenant, file_id)
+        if found is None:
+            raise no_file(file_id)
+        if found.bytes > most_bytes:
+            raise GatewayError(400, f"{file_id} is too large: {most_bytes} bytes are left for it")
+        return b"".join(self.pieces(tenant, file_id))
+
     def delete(self, tenant: str, file_id: str) -> bool:
         """Delete a file; False where there was none."""
         if self.find(tenant, file_id) is None:

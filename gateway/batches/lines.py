@@ -13,6 +13,7 @@ import msgspec
 from starlette.datastructures import FormData, UploadFile
 from starlette.types import Message
 
+from gateway.frontend.fetching import AUDIO_TIMEOUT_S
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.context import CURRENT, RequestContext, Ticket
 from gateway.http.errors import GatewayError, invalid
@@ -28,7 +29,6 @@ from tokenyard.batch.asking import PATIENCE_S, Ending, WaitsForLimit, request_na
 from tokenyard.batch.lines import BadLine, HttpLine, read_http_line, repeated
 from tokenyard.batch.opening import OpenJob
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.media import content_of
 
 if TYPE_CHECKING:
     from gateway.models import ModelWatch
@@ -137,7 +137,7 @@ class LineAsker:
             stored = StoredResponse(durable_id, context.client, created_ms, profile.name, body)
             send = ResponseTap(caught.send, stored, context.ticket).send
         elif self._spec.endpoint in TRANSCRIBING:
-            scope[BODY], body = _form(given, context.client), b""
+            scope[BODY], body = await self._form(given, context), b""
         fault: Exception | None = None
         self._asked[durable_id] = context.ticket
         try:
@@ -173,35 +173,30 @@ class LineAsker:
             keep_s=self._spec.result_ttl_s,
         )
 
+    async def _form(self, given: dict[str, Any], context: RequestContext) -> ParsedBody:
+        """The form of a line that has its sound in ``file_url``, as in vLLM's batches.
+
+        Raises `GatewayError`.
+        """
+        told = dict(given)
+        url = told.pop("file_url", None)
+        if not isinstance(url, str):
+            raise invalid("file_url", "give the URL of the sound")
+        content = await self._front_ends.fetcher.content(url, context, AUDIO_TIMEOUT_S)
+        fields = [
+            (name, one)
+            for name, value in told.items()
+            for one in (value if isinstance(value, list) else [value])
+            if one is not None
+        ]
+        sound = UploadFile(io.BytesIO(content), size=len(content))
+        form = FormData([*fields, ("file", sound)])
+        return ParsedBody(told, is_small=True, client=context.client, form=form)
+
     async def _hang_up(self) -> Message:
         """What the connection of a client would bring behind its request."""
         await self.is_over.wait()
         return {"type": "http.disconnect"}
-
-
-def _form(given: dict[str, Any], client: str) -> ParsedBody:
-    """The form of a line that has its sound in ``file_url``, as in vLLM's batches.
-
-    Raises `GatewayError`.
-    """
-    told = dict(given)
-    url = told.pop("file_url", None)
-    try:
-        content = content_of(url) if isinstance(url, str) else None
-    except ValueError as error:
-        raise invalid("file_url", f"is not base64: {error}") from error
-    if content is None:
-        what = "give the sound as a base64 data: URL; nothing is fetched from elsewhere"
-        raise invalid("file_url", what)
-    fields = [
-        (name, one)
-        for name, value in told.items()
-        for one in (value if isinstance(value, list) else [value])
-        if one is not None
-    ]
-    sound = UploadFile(io.BytesIO(content), size=len(content))
-    form = FormData([*fields, ("file", sound)])
-    return ParsedBody(told, is_small=True, client=client, form=form)
 
 
 class _Caught:

@@ -24,7 +24,8 @@ _MOST_PARTS: Final = 16
 #: Bytes of a form beside its file: boundaries, headers, fields.
 _FORM_BYTES: Final = 128 * 1024
 _LONGEST_LENGTH: Final = 20
-_PURPOSES: Final = ("batch",)
+#: `batch` for lines, the others for media of requests.
+_PURPOSES: Final = ("batch", "user_data", "vision")
 _ANCHOR: Final = "expires_after[anchor]"
 _SECONDS: Final = "expires_after[seconds]"
 _FIELDS: Final = frozenset({"purpose", _ANCHOR, _SECONDS})
@@ -128,7 +129,7 @@ class _Form:
         if unknown:
             raise _bad(f"{unknown[0][:80]}: this server does not know this field", unknown[0][:80])
         if self.fields.get("purpose") not in _PURPOSES:
-            raise _bad("purpose: must be `batch`", "purpose")
+            raise _bad("purpose: must be `batch`, `user_data` or `vision`", "purpose")
         if _ANCHOR in self.fields or _SECONDS in self.fields:
             self._check_expiry()
 

@@ -54,5 +54,9 @@ def _front_end(job: OpenJob, ending: Ending) -> AbstractContextManager[Asking]:
     from gateway.announcements import OwnRules
     from gateway.batches.asking import by_front_end
 
-    rules = OwnRules(WorkerContext.model_paths, WorkerContext.trust_remote_code)
+    rules = OwnRules(
+        WorkerContext.model_paths,
+        WorkerContext.trust_remote_code,
+        WorkerContext.allowed_media_domains,
+    )
     return by_front_end(WorkerContext.url, WorkerContext.yard, rules)(job, ending)

@@ -24,7 +24,7 @@ from gateway.frontend.media import NamedMedia, lengthen_prompt, name_media
 from gateway.frontend.outputs import OutputStream, whole_output
 from gateway.frontend.params import check_constraint, wire_params
 from gateway.frontend.pooling import InputGroup, tasks_of, wire_input, wire_pooling
-from gateway.frontend.side import each_at_home, end_turn, tell_home
+from gateway.frontend.side import at_home, each_at_home, end_turn, tell_home
 from gateway.http.context import RequestContext, current
 from gateway.http.errors import GatewayError, of_result, unavailable
 from tokenyard.process.threads import run_deep
@@ -130,8 +130,10 @@ class QueueEngineClient(EngineClient):
                 )
             media: NamedMedia = prompt.get("media") or NamedMedia()
             request = replace(request, media=media.names)
+            is_known = await self._is_known(context, request)
             text = prompt_text if prompt_text is not None else _text_of(prompt)
-            answer = self._answer(context, request, core, params, text, media.contents)
+            contents = None if is_known else media.contents
+            answer = self._answer(context, request, core, params, text, contents)
             async with aclosing(answer) as outputs:
                 async for output in outputs:
                     yield output
@@ -252,6 +254,18 @@ class QueueEngineClient(EngineClient):
             "cache_salt": core.cache_salt or "",
         }
 
+    async def _is_known(self, context: RequestContext, request: Request) -> bool:
+        """Whether the queue has the request, whatever the URLs of its media hold by now.
+
+        Raises `GatewayError` where it has not, and media could not be fetched.
+        """
+        has_fetched = context.fetched_bytes or context.unfetched is not None
+        if has_fetched and not context.is_first and await at_home(self._queue.has(request)):
+            return True
+        if context.unfetched is not None:
+            raise context.unfetched
+        return context.is_replay
+
     async def _answer(
         self,
         context: RequestContext,
@@ -259,7 +273,7 @@ class QueueEngineClient(EngineClient):
         core: EngineCoreRequest,
         params: vllm.SamplingParams,
         text: str | None,
-        media: Media,
+        media: Media | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         lora = core.lora_request
         is_stream = params.output_kind is RequestOutputKind.DELTA
@@ -272,7 +286,7 @@ class QueueEngineClient(EngineClient):
                     context.timing = result.timing
                     if not result.ok:
                         raise of_result(result.error)
-                    if media and result.usage is not None:
+                    if request.media and result.usage is not None:
                         lengthen_prompt(core, result.usage.prompt_tokens)
                 if is_stream:
                     for output in stream.read(reply):

@@ -7,11 +7,13 @@ transcription is decoded here, since vLLM's front end cuts it into pieces, each 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import io
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from vllm import envs
@@ -19,10 +21,13 @@ from vllm.exceptions import VLLMValidationError
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
+from gateway.frontend.fetching import MediaFetcher
+from gateway.frontend.side import tell_home
+from gateway.http.context import CURRENT
+from gateway.http.errors import GatewayError
 from tokenyard.protocol.media import (
     MAX_MEDIA_BYTES,
     MODALITIES,
-    content_of,
     name_of,
 )
 
@@ -49,26 +54,39 @@ class NamedMedia:
 class _Connector(MediaConnector):
     """Gives the bytes of a URL to whoever asks vLLM to fetch it."""
 
-    def load_from_url(self, url: str, media_io: Any, **_: Any) -> Any:  # noqa: ARG002
+    def __init__(self, fetcher: MediaFetcher, **options: Any) -> None:
+        super().__init__(**options)
+        self._fetcher = fetcher
+
+    def load_from_url(self, *_: Any, **__: Any) -> Any:
+        raise VLLMValidationError("media are read by endpoints alone")
+
+    async def load_from_url_async(
+        self,
+        url: str,
+        media_io: Any,  # noqa: ARG002
+        *,
+        fetch_timeout: int | None = None,
+    ) -> Any:
+        context = CURRENT.get()
         try:
-            content = content_of(url)
-        except ValueError as error:
-            raise VLLMValidationError(f"a data: URL is not base64: {error}") from error
-        if content is None:
-            raise VLLMValidationError(
-                "nothing is fetched from elsewhere: give the content as a base64 data: URL"
-            )
-        return content
-
-    async def load_from_url_async(self, url: str, media_io: Any, **_: Any) -> Any:
-        return self.load_from_url(url, media_io)
+            timeout_s = fetch_timeout or envs.VLLM_VIDEO_FETCH_TIMEOUT
+            return await self._fetcher.content(url, context, timeout_s)
+        except GatewayError as error:
+            if context is not None and error.status != HTTPStatus.BAD_REQUEST:
+                context.unfetched = error
+                return url.encode()
+            if context is not None:
+                tell_home(context.ticket.fail, error)
+            raise VLLMValidationError(error.message) from error
 
 
-def pass_media_on() -> None:
-    """Have vLLM fetch and decode nothing that a request names, in this process."""
+def pass_media_on(fetcher: MediaFetcher) -> None:
+    """Have vLLM decode nothing that a request names, and fetch it by ``fetcher``."""
     # For each sound it warns of the libraries that are not there, although others are.
     logging.getLogger("vllm.multimodal.media.audio").setLevel(logging.ERROR)
-    MEDIA_CONNECTOR_REGISTRY.register(envs.VLLM_MEDIA_CONNECTOR)(_Connector)
+    connector: Any = functools.partial(_Connector, fetcher)
+    MEDIA_CONNECTOR_REGISTRY.register(envs.VLLM_MEDIA_CONNECTOR)(connector)
     tracker = _chat_utils().BaseMultiModalItemTracker  # each part that is no text passes it
     add = tracker.add
 

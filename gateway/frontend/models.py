@@ -32,6 +32,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from gateway.frontend import derived
 from gateway.frontend.door import open_door
 from gateway.frontend.engine_client import QueueEngineClient
+from gateway.frontend.fetching import MediaFetcher
 from gateway.frontend.media import pass_media_on
 from gateway.frontend.params import bound_constraints
 from gateway.frontend.pooling import check_path
@@ -156,7 +157,13 @@ def model_state(
 class FrontEnds:
     """vLLM's FastAPI app, and the state of each model it serves."""
 
-    def __init__(self, queue: YardQueue, max_grammar_bytes: int = MAX_GRAMMAR_BYTES) -> None:
+    def __init__(
+        self,
+        queue: YardQueue,
+        max_grammar_bytes: int = MAX_GRAMMAR_BYTES,
+        fetcher: MediaFetcher | None = None,
+    ) -> None:
+        self.fetcher = fetcher or MediaFetcher()
         self._queue = queue
         self._max_grammar_bytes = max_grammar_bytes
         self._made: list[_FrontEnd] = []
@@ -167,7 +174,7 @@ class FrontEnds:
         self.app = _build()
         open_door(self.app, max_grammar_bytes)
         bound_constraints(max_grammar_bytes)
-        pass_media_on()
+        pass_media_on(self.fetcher)
         for handler in logging.getLogger().handlers:
             handler.addFilter(_REFUSALS)
         self.app.state = _CurrentState(self.app.state)  # type: ignore[assignment]

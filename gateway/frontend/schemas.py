@@ -178,7 +178,7 @@ def batch_headers(idempotency_key: Key = None) -> None:
 
 def file_form(
     file: UploadFile,
-    purpose: Annotated[Literal["batch"], Form()],
+    purpose: Annotated[Literal["batch", "user_data", "vision"], Form()],
     expires_anchor: Annotated[
         Literal["created_at"] | None, Form(alias="expires_after[anchor]")
     ] = None,

@@ -76,6 +76,10 @@ class RequestContext:
     #: How many of its requests the queue has, or may have.
     asked: int = 0
     drawn: int = 0
+    #: Bytes of media that were fetched for it.
+    fetched_bytes: int = 0
+    #: Why others could not be, which does not matter where the queue has the request already.
+    unfetched: GatewayError | None = None
     #: What is written with its first request on the queue.
     unsaved: list[Command] = field(default_factory=list)
 

@@ -284,6 +284,25 @@ def _is_unicode(body: dict[str, Any]) -> bool:
     return True
 
 
+def with_file_urls(items: Any) -> Any:
+    """The items of a conversation, with the ids of files that are media in the place of URLs.
+
+    OpenAI's form of such a part is ``input_image`` with ``file_id``, Anthropic's an image with a
+    source of type ``file``.
+    """
+    if isinstance(items, list):
+        return [with_file_urls(one) for one in items]
+    if not isinstance(items, dict):
+        return items
+    source = items.get("source")
+    if items.get("type") == "input_image" and items.get("file_id") is not None:
+        rest = {name: value for name, value in items.items() if name != "file_id"}
+        return {**rest, "image_url": items["file_id"]}
+    if items.get("type") == "image" and isinstance(source, dict) and source.get("type") == "file":
+        return {**items, "source": {"type": "url", "url": source.get("file_id")}}
+    return {**items, "content": with_file_urls(items["content"])} if "content" in items else items
+
+
 def replay(raw: bytes, receive: Receive) -> Receive:
     """A `receive` that gives the body again, then what the connection brings."""
     is_read = False

@@ -78,11 +78,16 @@ class YardQueue:
         with translated(self.url):
             return (await carry_out(self.connection, [command]))[0]
 
-    async def ask(
-        self, request: Request, context: RequestContext, media: Media = NO_MEDIA
-    ) -> AsyncGenerator[Reply, None]:
-        """Submit a request, unless it is known, and yield all its replies from the first.
+    async def has(self, request: Request) -> bool:
+        """Whether a request with its name has been accepted before."""
+        return bool(await self.command("EXISTS", self.keys.ledger(request.client, request.id)))
 
+    async def ask(
+        self, request: Request, context: RequestContext, media: Media | None = NO_MEDIA
+    ) -> AsyncGenerator[Reply, None]:
+        """Submit a request with its media, and yield all its replies from the first.
+
+        Without ``media`` it is known to be on the queue, and its replies are read.
         Raises `GatewayError` where the queue refuses it. A caller that stops early cancels it,
         unless the request continues without its client.
         """
@@ -90,11 +95,11 @@ class YardQueue:
             request.client,
             request.id,
             is_whole=request.params.n > 1 or has_logprobs(request),
-            is_elsewhere=context.is_replay,
+            is_elsewhere=media is None,
         )
         is_over = False
         try:
-            if context.is_replay:
+            if media is None:
                 await self.reader.look_at([stream])
             else:
                 context.asked += 1

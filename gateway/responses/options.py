@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.http.errors import GatewayError, invalid
+from gateway.http.incoming import with_file_urls
 
 PATH: Final = "/v1/responses"
 
@@ -56,6 +57,7 @@ def for_front_end(
     # A response in the background is always written as events: its beginning is the answer to
     # its POST, and any client may follow it later.
     inner |= {"request_id": response_id, "background": False}
+    inner["input"] = with_file_urls(inner.get("input"))
     inner["stream"] = options.is_stream or options.is_background
     try:
         text = dumps(inner, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -99,7 +99,8 @@ class Stand:
             self.start_coordinator()
         options = {"slots": 1, "spares": 1, "max_backoff_s": 1.0, "leak_tolerance": 1.0}
         self.host = self.plant.host(self._models, engine="vllm", device="cpu", **options)
-        self._doors = [Door(self.plant, set(NAMES), files_dir=self.files) for _ in range(2)]
+        settings = {"files_dir": self.files, "allowed_media_domains": "127.0.0.1"}
+        self._doors = [Door(self.plant, set(NAMES), **settings) for _ in range(2)]
         eventually(
             lambda: len([1 for one in self.plant.roster().values() if one.state == "warm"]) == 2,
             timeout_s=READY_S,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final, cast
+from uuid import uuid4
 
 import httpx
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, NotFoundError, OpenAI, UnprocessableEntityError
 
 from benchmarks.media_models import picture, shown
 from tests.engines.test_media import TEXT, said
@@ -89,6 +92,81 @@ def test_other_forms_of_a_picture(sdk: OpenAI, http: httpx.Client) -> None:
     assert answer.output_text == text
     assert "".join(one.get("text", "") for one in claude["content"]) == text
     assert answer.usage.input_tokens == claude["usage"]["input_tokens"]
+
+
+class _Site(BaseHTTPRequestHandler):
+    """Has a picture for whoever asks once."""
+
+    pictures: ClassVar[dict[str, bytes]] = {}
+
+    def do_GET(self) -> None:
+        content = self.pictures.pop(self.path, None)
+        self.send_response(404 if content is None else 200)
+        self.end_headers()
+        self.wfile.write(content or b"")
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    """The URL of a site at an address that the gateways may ask."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Site) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_picture_at_a_url_is_fetched_once(sdk: OpenAI, site: str) -> None:
+    create: Any = sdk.chat.completions.create
+    text = create(model="pictures", messages=ONE, **GREEDY).choices[0].message.content
+    url = f"{site}/{uuid4()}"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    asked = {"model": "pictures", "messages": said(part, TEXT), **GREEDY}
+    key = {"Idempotency-Key": f"{uuid4()}"}
+    _Site.pictures[url.removeprefix(site)] = picture(1)
+
+    for _ in range(2):  # the second time it is gone, and the answer is still there
+        answer = create(**asked, extra_headers=key)
+        assert answer.choices[0].message.content == text
+    with pytest.raises(UnprocessableEntityError, match="HTTP 404"):
+        create(**asked)
+    with pytest.raises(UnprocessableEntityError, match="HTTP 404"):
+        sdk.responses.create(
+            model="pictures",
+            input=cast(
+                "Any", [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
+            ),
+        )
+    with pytest.raises(BadRequestError, match="not fetched"):
+        create(**{**asked, "messages": said({**part, "image_url": {"url": "http://localhost/"}})})
+
+
+def test_a_picture_in_a_file_is_read(sdk: OpenAI, http: httpx.Client) -> None:
+    create: Any = sdk.chat.completions.create
+    text = create(model="pictures", messages=ONE, **GREEDY).choices[0].message.content
+    file = sdk.files.create(file=("one.png", picture(1)), purpose="vision").id
+
+    part: Any = {"type": "input_image", "file_id": file, "detail": "auto"}
+    asked: Any = [{"role": "user", "content": [part, {"type": "input_text", "text": "what"}]}]
+    responses: Any = sdk.responses.create
+    answer = responses(model="pictures", input=asked, temperature=0, max_output_tokens=12)
+    assert answer.output_text == text
+    source = {"type": "file", "file_id": file}
+    messages = said({"type": "image", "source": source}, TEXT)
+    body = {"model": "pictures", "messages": messages, **GREEDY}
+    claude = http.post("/v1/messages", json=body).json()
+    assert "".join(one.get("text", "") for one in claude["content"]) == text
+    part = {"type": "image_url", "image_url": {"url": file}}
+    chat = create(model="pictures", messages=said(part, TEXT), **GREEDY)
+    assert chat.choices[0].message.content == text
+
+    sdk.files.delete(file)
+    with pytest.raises(NotFoundError, match="No such File"):
+        create(model="pictures", messages=said(part, TEXT), **GREEDY)
 
 
 @pytest.mark.long

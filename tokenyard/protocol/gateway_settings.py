@@ -20,6 +20,8 @@ from tokenyard.protocol.settings import AtLeastOne, NotNegative, Positive, defau
 
 #: The longest prompt of token ids has as many; also for a line of a batch.
 MAX_BODY_ITEMS: Final = 250_000
+#: A host as URLs have it: a name in ASCII, or an address without brackets.
+_DOMAIN: Final = re.compile("[a-z0-9_.-]+|[0-9a-f:.]+")
 _ORIGIN: Final = re.compile("[a-z][a-z0-9+.-]*://[^/,A-Z ]+")
 
 
@@ -61,6 +63,9 @@ class GatewaySettings(HttpSettings):
     model_paths: tuple[str, ...] = ()
     #: Whether Python code that comes with a model may run here, if the models file trusts it, too.
     trust_remote_code: bool = False
+    #: Hosts from which the media are fetched that requests name by URL, such as
+    #: "images.example.com". Of a name, only public addresses; an address is meant as it stands.
+    allowed_media_domains: tuple[str, ...] = ()
     #: Sites whose pages may use the API (CORS), such as "https://app.example.com"; "*": all.
     origins: tuple[str, ...] = ()
     #: Whether it serves the board at /board; the rest as `BoardSettings` has it.
@@ -86,6 +91,9 @@ class GatewaySettings(HttpSettings):
                 yield "origins: without keys * lets every page of every site use the gateway"
             elif origin != "*" and not _ORIGIN.fullmatch(origin):
                 yield f"origins: {origin!r} is not like https://app.example.com"
+        for domain in self.allowed_media_domains:
+            if not _DOMAIN.fullmatch(domain):
+                yield f"allowed_media_domains: {domain!r} is not like images.example.com"
         for each in self.model_paths:
             name, _, path = each.partition("=")
             if not name or not path:

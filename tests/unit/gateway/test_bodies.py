@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import json
 import queue
@@ -15,7 +16,13 @@ from starlette.types import Message
 
 from gateway.http.body_errors import BodyErrors
 from gateway.http.errors import GatewayError
-from gateway.http.incoming import MAX_DEPTH, Bodies, parse_body, refuse_beam_search
+from gateway.http.incoming import (
+    MAX_DEPTH,
+    Bodies,
+    parse_body,
+    refuse_beam_search,
+    with_file_urls,
+)
 from gateway.queue import yard as module
 from gateway.queue.yard import BurstSubmitter
 from tests.support.builders import make_request
@@ -34,6 +41,55 @@ def test_half_a_character_is_refused(body: dict[str, Any]) -> None:
 
 def test_a_character_in_two_halves_is_none_of_them() -> None:
     assert parse_body(json.dumps({"a": "😀"}).encode()) == {"a": "😀"}
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "input_image", "file_id": "f", "detail": "low"}],
+                }
+            ],
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "input_image", "image_url": "f", "detail": "low"}],
+                }
+            ],
+        ),
+        (
+            {"type": "image", "source": {"type": "file", "file_id": "f"}},
+            {"type": "image", "source": {"type": "url", "url": "f"}},
+        ),
+        (
+            {"type": "tool_result", "content": [{"type": "image", "source": {"type": "file"}}]},
+            {
+                "type": "tool_result",
+                "content": [{"type": "image", "source": {"type": "url", "url": None}}],
+            },
+        ),
+        *(
+            (same, same)
+            for same in (
+                "text",
+                None,
+                [1],
+                {"content": None},
+                {"type": "input_image", "file_id": None, "image_url": "u"},
+                {"type": "image", "source": "file"},
+                {"type": "image", "source": {"type": "base64", "data": ""}},
+                {"type": "input_file", "file_id": "f"},
+            )
+        ),
+    ],
+)
+def test_a_file_stands_in_the_place_of_a_url(given: Any, found: Any) -> None:
+    before = copy.deepcopy(given)
+    assert with_file_urls(given) == found
+    assert given == before
 
 
 @pytest.mark.parametrize(

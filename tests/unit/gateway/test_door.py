@@ -44,13 +44,17 @@ class Queue:
 
     def __init__(self, count: int = 1) -> None:
         self.asked: list[Request] = []
-        self.media: list[Media] = []
+        self.media: list[Media | None] = []
+        self.is_known = False
         self.threads: list[threading.Thread] = []
         self.count = count
         self.all_asked = asyncio.Event()
 
+    async def has(self, _: Request) -> bool:
+        return self.is_known
+
     async def ask(
-        self, request: Request, _: Any, media: Media = NO_MEDIA
+        self, request: Request, _: Any, media: Media | None = NO_MEDIA
     ) -> AsyncGenerator[Any, None]:
         self.asked.append(request)
         self.media.append(media)
@@ -62,12 +66,16 @@ class Queue:
         yield
 
 
-async def front_end(queue: Queue, model: ModelProfile | None = None) -> Any:
-    """vLLM's app before a queue, with one model: by default the smallest example."""
+async def front_end(queue: Queue, model: ModelProfile | None = None, *domains: str) -> Any:
+    """vLLM's app before a queue, with one model: by default the smallest example.
+
+    It fetches media from ``domains``.
+    """
     adder_tokenizer()  # sets vLLM's environment first
+    from gateway.frontend.fetching import MediaFetcher
     from gateway.frontend.models import STATE, FrontEnds
 
-    front_ends = FrontEnds(cast(Any, queue))
+    front_ends = FrontEnds(cast(Any, queue), fetcher=MediaFetcher(domains))
     state = await front_ends.state_of(model or ModelProfile("adder", str(MODELS / "adder")))
     STATE.set(state)
     return front_ends.app

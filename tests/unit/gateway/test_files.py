@@ -257,6 +257,19 @@ def test_another_tenant_finds_nothing(asker: Asker) -> None:
     assert asker.get(at).status == 200
 
 
+@pytest.mark.parametrize("purpose", ["vision", "user_data"])
+def test_a_request_can_have_the_content_of_its_tenants_file(asker: Asker, purpose: str) -> None:
+    made = asker.upload(purpose=purpose).json
+    files = FileStore(asker.storage)
+
+    content = files.content("alice", made["id"], made["bytes"])
+    assert len(content) == made["bytes"] > 0
+    for tenant, most, status in (("bob", 100, 404), ("", 100, 404), ("alice", 1, 400)):
+        with pytest.raises(GatewayError) as refused:
+            files.content(tenant, made["id"], most)
+        assert refused.value.status == status
+
+
 def test_another_tenant_cannot_use_a_file_in_a_batch(asker: Asker) -> None:
     heard = asker.batch(BOB)
 

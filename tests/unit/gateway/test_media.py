@@ -1,4 +1,4 @@
-"""Nothing is fetched or decoded that a request names; the bytes of a data: URL go to the queue."""
+"""What a request names is not decoded, and fetched only where that is allowed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.media_models import write_picture_model
+from gateway.http.context import CURRENT
 from gateway.http.errors import GatewayError
 from gateway.profile import ModelProfile
 from tests.engines.harness import MODELS
 from tests.unit.gateway.conftest import vllm_params
 from tests.unit.gateway.test_door import CHAT, Queue, answer, front_end
+from tests.unit.gateway.test_fetching import answered, serving
 from tokenyard.protocol.media import name_of
 
 pytestmark = pytest.mark.vllm
@@ -151,11 +153,11 @@ PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 async def answers(
-    model: Path, bodies: Mapping[str, tuple[str, dict[str, Any]]]
+    model: Path, bodies: Mapping[str, tuple[str, dict[str, Any]]], domain: str = "example.com"
 ) -> tuple[dict[str, tuple[int, str]], Queue]:
     """Status and text of each answer of a front end, and the queue, which answers none."""
     queue = Queue()
-    app = await front_end(queue, ModelProfile("adder", str(model)))
+    app = await front_end(queue, ModelProfile("adder", str(model)), domain)
     found = {
         name: await answer(app, path, {"model": "adder"} | body)
         for name, (path, body) in bodies.items()
@@ -167,6 +169,7 @@ async def answers(
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was fetched or decoded, which fails."""
     vllm_params()  # sets vLLM's environment first
+    import aiohttp
     from PIL import Image
     from vllm.connections import HTTPConnection
 
@@ -178,6 +181,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     for name in ("get_bytes", "async_get_bytes", "get_response", "get_async_response"):
         monkeypatch.setattr(HTTPConnection, name, fail)
+    monkeypatch.setattr(aiohttp.ClientSession, "_request", fail)
     monkeypatch.setattr(Image, "open", fail)
     return found
 
@@ -202,6 +206,54 @@ async def test_nothing_is_fetched_or_decoded(fetched: list[Any], tmp_path: Path)
     ), found
     assert queue.media == [{name_of(BYTES): BYTES}] * len(PICTURES)
     assert fetched == []
+
+
+@pytest.mark.parametrize("large", [0, 1])
+async def test_pictures_of_a_listed_domain_go_to_the_queue(tmp_path: Path, large: int) -> None:
+    model = write_picture_model(tmp_path / "model")
+    async with serving() as site:
+        site.answers = [answered("200 OK", b"first"), answered("200 OK", b"second")]
+        asked = said(image(site.url()), TEXT, image(DATA), image(site.url()))
+        asked["user"] = "u" * 20_000 * large  # a large body is rendered in another loop
+        found, queue = await answers(model, {"two": (CHAT, asked)}, "127.0.0.1")
+    (media,) = queue.media
+    assert media is not None
+    assert sorted(media.values()) == [b"first", BYTES, b"second"], found
+    names = queue.asked[0].media["image"]
+    assert {media[names[0]], media[names[2]]} == {b"first", b"second"}
+    assert media[names[1]] == BYTES
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_picture_that_is_gone_ends_its_request_unless_the_queue_has_it(
+    tmp_path: Path, *, is_known: bool
+) -> None:
+    model = write_picture_model(tmp_path / "model")
+    queue = Queue()
+    queue.is_known = is_known
+    app = await front_end(queue, ModelProfile("adder", str(model)), "127.0.0.1")
+    async with serving() as site:
+        site.answers = [answered("404 Not Found")]
+        await answer(app, CHAT, {"model": "adder"} | said(image(site.url())))
+    context = CURRENT.get()
+    assert context is not None
+    assert context.ticket.error is not None
+    if is_known:
+        assert queue.media == [None]  # its replies alone are read
+    else:
+        assert (context.ticket.error.status, queue.asked) == (422, [])
+
+
+async def test_what_was_asked_before_is_not_sent_again(tmp_path: Path) -> None:
+    # Given a request that the queue has, with another picture than its URL shows by now
+    model = write_picture_model(tmp_path / "model")
+    queue = Queue()
+    queue.is_known = True
+    app = await front_end(queue, ModelProfile("adder", str(model)), "127.0.0.1")
+    async with serving() as site:
+        site.answers = [answered("200 OK", b"another")]
+        await answer(app, CHAT, {"model": "adder"} | said(image(site.url())))
+    assert queue.media == [None]
 
 
 def test_no_worker_connects_to_a_host_that_a_request_names() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import logging
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FrameType
 from typing import Any, ClassVar, Final
 
@@ -55,6 +55,7 @@ class WorkerContext:
     #: For batches of gateways, as a gateway has them.
     model_paths: ClassVar[Mapping[str, str]] = {}
     trust_remote_code = False
+    allowed_media_domains: ClassVar[Collection[str]] = ()
     runs_commands = True  # else the end of a job is only told to URLs
     #: Names of environment variables that imports have set; commands of users do not get them.
     variables_of_imports: ClassVar[set[str]] = set()

@@ -31,6 +31,13 @@ from tokenyard.protocol.gateway_settings import GatewaySettings
     help="For batches of a gateway, as its option.",
 )
 @click.option(
+    "--allowed-media-domains",
+    type=words,
+    default="",
+    envvar="TOKENYARD_GATEWAY_ALLOWED_MEDIA_DOMAINS",
+    help="For batches of a gateway, as its option.",
+)
+@click.option(
     "--commands/--no-commands",
     "runs_commands",
     default=True,
@@ -44,6 +51,7 @@ def worker(
     name: str,
     model_paths: tuple[str, ...],
     trust_remote_code: bool,
+    allowed_media_domains: tuple[str, ...],
     runs_commands: bool,
 ) -> None:
     """Run batch jobs, one at a time; start several for more.
@@ -66,10 +74,15 @@ def worker(
     choice: YardChoice = ctx.obj
     url = url_of(choice)
     as_gateway = GatewaySettings(
-        redis_url=url, yard=choice.yard, name="batch-worker", model_paths=model_paths
+        redis_url=url,
+        yard=choice.yard,
+        name="batch-worker",
+        model_paths=model_paths,
+        allowed_media_domains=allowed_media_domains,
     )
     WorkerContext.model_paths = as_gateway.paths
     WorkerContext.trust_remote_code = trust_remote_code
+    WorkerContext.allowed_media_domains = as_gateway.allowed_media_domains
     WorkerContext.runs_commands = runs_commands
     start_logging(url, debug=choice.debug)
     setproctitle(f"tokenyard batch worker {choice.yard}")
