@@ -96,22 +96,22 @@ def write_model(folder: Path) -> Path:
 
 
 @contextmanager
-def side(name: str, url: str, yard: str, model: Path) -> Iterator[Side]:
+def side(name: str, url: str, yard: str, path: Path, model: str = _MODEL) -> Iterator[Side]:
     """Start the gateway, or a front end with its bridge."""
     port = free_port()
     here = ["--host", HOST, "--port", str(port)]
-    command = [sys.executable, "-m", "gateway", "--model-paths", f"{_MODEL}={model}", *here]
+    command = [sys.executable, "-m", "gateway", "--model-paths", f"{model}={path}", *here]
     if name != "gateway":
-        command = [sys.executable, "-m", "gateway.bridge", "--front", name, "--model", _MODEL]
+        command = [sys.executable, "-m", "gateway.bridge", "--front", name, "--model", model]
     command += ["--redis-url", url, "--yard", yard]
     if name != "gateway":
-        command += ["--", str(model), *here]
+        command += ["--", str(path), *here]
     with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
         log = Path(folder) / "log"
         began = time.monotonic()
         process = start_child(command, log)
         try:
-            while not _lists(port):
+            while not _lists(port, model):
                 if process.poll() is not None or time.monotonic() - began > _START_S:
                     words = last_lines(log.read_text(errors="replace"))
                     raise ChildProcessError(f"{name} does not serve:\n{words}")
@@ -122,9 +122,9 @@ def side(name: str, url: str, yard: str, model: Path) -> Iterator[Side]:
             stop_child(process, STOP_S)
 
 
-def _lists(port: int) -> bool:
+def _lists(port: int, model: str) -> bool:
     try:
-        return _MODEL in {one["id"] for one in json.load(ask(port, "GET", "/v1/models"))["data"]}
+        return model in {one["id"] for one in json.load(ask(port, "GET", "/v1/models"))["data"]}
     except (OSError, ValueError, KeyError):
         return False
 

@@ -154,7 +154,7 @@ def _over_http(yard: ServingYard, task: str, model: Path, count: int, rounds: in
         enforce_eager=True,
     )
     with (
-        served(spec, ["--disable-uvicorn-access-log"]) as server,
+        served(spec) as server,
         running_gateway(["--redis-url", yard.url, "--yard", yard.name]) as gateway,
     ):
         server.wait_until_healthy()

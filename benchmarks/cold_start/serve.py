@@ -10,21 +10,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from benchmarks.child import run_child
 from benchmarks.cold_start.case import TIMEOUT_S, Task, Timed, phases
 from benchmarks.serving.case import engine_arguments
 from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import last_lines
-from gateway.bridge.unit import named_vllm
+from gateway.bridge.unit import front_command, named_vllm
 from tokenyard.process.children import start_child, stop_child
 from worker.models import ModelSpec
 
 HOST: Final = "127.0.0.1"
+#: The front ends of vLLM's server: the one in Python, and the one in Rust.
+Front = Literal["vllm", "vllm-rs"]
+_OPTIONS: Final[dict[Front, list[str]]] = {
+    "vllm": ["--disable-log-stats", "--disable-uvicorn-access-log"],
+    "vllm-rs": ["--disable-log-stats"],
+}
 _ROOT: Final = Path(__file__).parents[2]
 _POLL_S: Final = 0.02
 _STOP_S: Final = 20.0
@@ -101,21 +107,22 @@ class Server:
 
 
 @contextmanager
-def served(model: ModelSpec, more_options: Sequence[str] = ()) -> Iterator[Server]:
+def served(model: ModelSpec, front: Front = "vllm") -> Iterator[Server]:
     """Start a server; it is up after `Server.wait_until_healthy`."""
     with (
         tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder,
-        _started(model, Path(folder), more_options) as server,
+        _started(model, Path(folder), front) as server,
     ):
         yield server
 
 
 @contextmanager
-def _started(model: ModelSpec, folder: Path, more_options: Sequence[str]) -> Iterator[Server]:
+def _started(model: ModelSpec, folder: Path, front: Front) -> Iterator[Server]:
     port, log = free_port(), folder / "serve.log"
-    command = [str(Path(sys.executable).parent / "vllm"), "serve", model.path]
-    command += ["--host", HOST, "--port", str(port), *_options(model), *more_options]
+    command = [*front_command(front), "serve", model.path, "--host", HOST, "--port", str(port)]
+    command += [*_options(model), *_OPTIONS[front]]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environment["VLLM_RS_PYTHON"] = sys.executable
     # A worker's class may be one of ours.
     environment |= named_vllm(folder)
     paths = [*filter(None, [environment.get("PYTHONPATH")]), str(_ROOT)]
@@ -129,13 +136,12 @@ def _started(model: ModelSpec, folder: Path, more_options: Sequence[str]) -> Ite
 
 def _options(model: ModelSpec) -> list[str]:
     """The model's settings as options of `vllm serve`."""
-    options = [
+    return [
         word
         for name, value in engine_arguments(model).items()
         if name != "model"
         for word in _option(f"--{name.replace('_', '-')}", value)
     ]
-    return [*options, "--disable-log-stats"]
 
 
 def _option(name: str, value: object) -> list[str]:

@@ -1,6 +1,7 @@
 """What does the gateway cost, compared with vLLM's own server before the same engine?
 
-A yard with one worker behind one gateway, and `vllm serve`: the same model, threads and KV cache.
+A yard with one worker behind one gateway, `vllm serve`, and where the program `vllm-rs` is on the
+PATH that, with its own engine and before a yard: the same model, threads and KV cache.
 vLLM's own client (`vllm bench serve`) asks both for streams of completions, all at once, then at
 half of that rate. Then two gateways before two workers, and many open streams on one gateway.
 Every answer is checked.
@@ -22,7 +23,7 @@ import click
 
 from benchmarks.gateway.client import Clients, clients
 from benchmarks.gateway.figures import FLEET, Load, Round, show, summary
-from benchmarks.gateway.sides import Side, serve_side, yard_side
+from benchmarks.gateway.sides import Side, bridge_side, serve_side, yard_side
 from benchmarks.gateway.streams import hold_open
 from benchmarks.llama import models_folder
 from benchmarks.measure import cpu_seconds
@@ -35,6 +36,8 @@ from benchmarks.serving.stage import (
     share_cores,
 )
 from benchmarks.yard import end_in_order
+from gateway.bridge.unit import front_command
+from tokenyard.protocol.errors import SettingsError
 
 _LEAST_PACED: Final = 8
 _WARM_UP: Final = 32
@@ -49,7 +52,7 @@ class Plan:
     long_requests: int
     paced_s: float  # per side and round
     streams: int
-    #: Start all sides at once, which spoils the times of their starts.
+    #: Start all sides at once, which spoils the times of their starts, and none with vllm-rs.
     together: bool = False
 
     @classmethod
@@ -113,32 +116,44 @@ def measure(plan: Plan) -> dict[str, Any]:
         return figures | (_measure_short(short, plan) if plan.short_requests else {})
 
 
-def _start(stack: ExitStack, *sides: AbstractContextManager[Side], together: bool) -> list[Side]:
+Starting = dict[str, AbstractContextManager[Side]]
+
+
+def _start(stack: ExitStack, sides: Starting, *, together: bool) -> dict[str, Side]:
     """Start sides, one after another or all at once; they end with the stack."""
     if not together:
-        return [stack.enter_context(side) for side in sides]
+        return {name: stack.enter_context(side) for name, side in sides.items()}
     # Children end with the thread that has started them: it must outlive them.
     pool = stack.enter_context(ThreadPoolExecutor(len(sides)))
-    return [one.result() for one in [pool.submit(stack.enter_context, side) for side in sides]]
+    begun = {name: pool.submit(stack.enter_context, side) for name, side in sides.items()}
+    return {name: one.result() for name, one in begun.items()}
 
 
-def _pair(bench: Bench) -> tuple[AbstractContextManager[Side], AbstractContextManager[Side]]:
-    return yard_side(bench.workload, 1), serve_side(bench.workload)
+def _sides(bench: Bench, plan: Plan) -> Starting:
+    sides: Starting = {"gateway": yard_side(bench.workload, 1), "serve": serve_side(bench.workload)}
+    if plan.together:
+        return sides
+    try:
+        front_command("vllm-rs")
+    except SettingsError as error:
+        tell(f"without vllm-rs: {error}")
+        return sides
+    rust = serve_side(bench.workload, "vllm-rs")
+    return {**sides, "rust": rust, "bridge": bridge_side(bench.workload)}
 
 
 def _measure_short(bench: Bench, plan: Plan) -> dict[str, Any]:
     with ExitStack() as stack:
-        door, serve = _start(stack, *_pair(bench), together=plan.together)
-        sides = {"gateway": door, "serve": serve}
+        sides = _start(stack, _sides(bench, plan), together=plan.together)
         return summary(bench.rounds(sides, plan.short_requests, plan.rounds), "arithmetic_")
 
 
 def _measure_long(bench: Bench, plan: Plan) -> dict[str, Any]:
     with ExitStack() as stack:
-        fleets = [yard_side(bench.workload, WORKERS)]
-        early, late = (fleets, []) if plan.together else ([], fleets)
-        door, serve, *others = _start(stack, *_pair(bench), *early, together=plan.together)
-        sides = {"gateway": door, "serve": serve}
+        fleets: Starting = {FLEET: yard_side(bench.workload, WORKERS)}
+        early, late = (fleets, {}) if plan.together else ({}, fleets)
+        sides = _start(stack, _sides(bench, plan) | early, together=plan.together)
+        fleet, door = sides.pop(FLEET, None), sides["gateway"]
         bench.clients.wait_until_ready()
         full = bench.rounds(sides, plan.long_requests, plan.rounds)
         rate = (
@@ -150,15 +165,13 @@ def _measure_long(bench: Bench, plan: Plan) -> dict[str, Any]:
         figures = {
             **summary(full, paced=paced),
             "offered_per_s": rate,
-            "start_s": door.start_s,
-            "serve_start_s": sides["serve"].start_s,
-            "rss_mib": door.rss_mib("gateway"),
-            "serve_rss_mib": sides["serve"].rss_mib("api"),
+            **{f"{name}_start_s": side.start_s for name, side in sides.items()},
+            **{f"{name}_rss_mib": side.door_mib for name, side in sides.items()},
             "open_streams": held.streams,
             "open_streams_peak": held.peak,
             "open_streams_s": held.seconds,
         }
-        (fleet,) = [*others, *_start(stack, *late, together=False)]
+        fleet = fleet or _start(stack, late, together=False)[FLEET]
         both = {"gateway": door, FLEET: fleet}
         return figures | _of_two(bench.rounds(both, plan.long_requests, plan.rounds))
 

@@ -14,7 +14,12 @@ from benchmarks.measure import print_table
 #: Two gateways before two workers.
 FLEET: Final = "fleet"
 #: The sides with their names in the tables.
-SIDES: Final = {"gateway": "Tokenyard, by HTTP", "serve": "`vllm serve`"}
+SIDES: Final = {
+    "gateway": "Tokenyard, by HTTP",
+    "serve": "`vllm serve`",
+    "rust": "`vllm-rs serve`",
+    "bridge": "Tokenyard, by `vllm-rs` and a bridge",
+}
 #: What each ratio should reach, as words.
 TARGETS: Final = {
     "ratio_to_serve": "at least 0.95",
@@ -58,29 +63,42 @@ def summary(
 ) -> dict[str, float]:
     """Figures of one workload: medians over the rounds; ratios are those within a round."""
     found = {
-        "ratio_to_serve": _ratio(full, lambda load: load.requests_per_s),
-        "cpu_ratio": _ratio(full, lambda load: sum(load.cpu_us.values())),
+        "ratio_to_serve": _ratio(full, _speed, "gateway", "serve"),
+        "cpu_ratio": _ratio(full, _cpu_us, "gateway", "serve"),
     }
-    for side in SIDES:
+    for side in full[0]:
         loads = [one[side] for one in full]
-        found[f"{side}_requests_per_s"] = statistics.median(one.requests_per_s for one in loads)
-        found[f"{side}_cpu_us"] = statistics.median(sum(one.cpu_us.values()) for one in loads)
+        found[f"{side}_requests_per_s"] = statistics.median(map(_speed, loads))
+        found[f"{side}_cpu_us"] = statistics.median(map(_cpu_us, loads))
         for program in loads[0].cpu_s:
             spent = [one.cpu_us[program] for one in loads]
             found[f"{side}_cpu_us_{program}"] = statistics.median(spent)
+    if "bridge" in full[0]:
+        found["bridge_ratio_to_rust"] = _ratio(full, _speed, "bridge", "rust")
+        found["bridge_cpu_ratio_to_rust"] = _ratio(full, _cpu_us, "bridge", "rust")
     if paced:
         found |= _times(paced)
     return {prefix + name: value for name, value in found.items()}
 
 
-def _ratio(rounds: Sequence[Round], figure: Callable[[Load], float]) -> float:
-    return statistics.median(figure(one["gateway"]) / figure(one["serve"]) for one in rounds)
+def _speed(load: Load) -> float:
+    return load.requests_per_s
+
+
+def _cpu_us(load: Load) -> float:
+    return sum(load.cpu_us.values())
+
+
+def _ratio(
+    rounds: Sequence[Round], figure: Callable[[Load], float], ours: str, theirs: str
+) -> float:
+    return statistics.median(figure(one[ours]) / figure(one[theirs]) for one in rounds)
 
 
 def _times(rounds: Sequence[Round]) -> dict[str, float]:
     found = {
         f"{side}_{name}": statistics.median(getattr(one[side].told[0], name) for one in rounds)
-        for side in SIDES
+        for side in rounds[0]
         for name in ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms")
     }
     added = found["gateway_ttft_p50_ms"] - found["serve_ttft_p50_ms"]
@@ -96,7 +114,7 @@ def show(figures: Mapping[str, Any], rounds: int, threads: int) -> None:
         print_table(
             f"{title}, streams, all at once; medians of {rounds}",
             ("", "requests/s", "CPU µs/token", "of these, by program"),
-            [_speeds(figures, prefix, side) for side in SIDES],
+            [_speeds(figures, prefix, side) for side in _sides(figures, prefix)],
         )
     print_table(
         f"512/128, {figures['offered_per_s']:.1f} requests/s begin; ms",
@@ -106,10 +124,9 @@ def show(figures: Mapping[str, Any], rounds: int, threads: int) -> None:
                 title,
                 *(figures[f"{side}_{name}"] for name in ("ttft_p50_ms", "ttft_p99_ms")),
                 figures[f"{side}_itl_p50_ms"],
-                figures["start_s" if side == "gateway" else "serve_start_s"],
-                figures["rss_mib" if side == "gateway" else "serve_rss_mib"],
+                *(figures[f"{side}_{name}"] for name in ("start_s", "rss_mib")),
             )
-            for side, title in SIDES.items()
+            for side, title in _sides(figures, "").items()
         ],
     )
     rows = [(name, figures[name], wanted) for name, wanted in TARGETS.items() if name in figures]
@@ -119,6 +136,11 @@ def show(figures: Mapping[str, Any], rounds: int, threads: int) -> None:
         f" them open at one moment: all answered right in {figures['open_streams_s']:.1f} s"
     )
     print(f"{machine()}; threads of each engine: {threads}")
+
+
+def _sides(figures: Mapping[str, Any], prefix: str) -> dict[str, str]:
+    """Those that were measured, with their titles."""
+    return {one: title for one, title in SIDES.items() if f"{prefix}{one}_cpu_us" in figures}
 
 
 def _speeds(figures: Mapping[str, Any], prefix: str, side: str) -> tuple[object, ...]:

@@ -15,7 +15,8 @@ from typing import Final
 
 import psutil
 
-from benchmarks.cold_start.serve import HOST, ask, free_port, served
+from benchmarks import bridge
+from benchmarks.cold_start.serve import HOST, Front, ask, free_port, served
 from benchmarks.serving.case import TIMEOUT_S, Workload
 from benchmarks.serving.sides import family
 from benchmarks.serving.yard import tokenyard
@@ -23,6 +24,8 @@ from benchmarks.yard import STOP_S, last_lines
 from tokenyard.process.children import start_child, stop_child
 
 _POLL_S: Final = 0.02
+#: Programs before an engine or a queue.
+_DOORS: Final = ("gateway", "api", "front", "bridge")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,11 @@ class Side:
     pids: Mapping[str, Sequence[int]]
     start_s: float
 
-    def rss_mib(self, program: str) -> float:
-        """Resident memory of one of its programs."""
-        found = sum(psutil.Process(pid).memory_info().rss for pid in self.pids[program])
-        return float(found) / 2**20
+    @property
+    def door_mib(self) -> float:
+        """Resident memory of what takes its requests."""
+        pids = [pid for name in _DOORS for pid in self.pids.get(name, ())]
+        return float(sum(psutil.Process(pid).memory_info().rss for pid in pids)) / 2**20
 
 
 @contextmanager
@@ -56,15 +60,27 @@ def yard_side(workload: Workload, count: int) -> Iterator[Side]:
 
 
 @contextmanager
-def serve_side(workload: Workload) -> Iterator[Side]:
+def serve_side(workload: Workload, front: Front = "vllm") -> Iterator[Side]:
     """The server of vLLM: a process for its API, and the processes of its engine."""
     began = time.monotonic()
-    with served(workload.model, ["--disable-uvicorn-access-log"]) as server:
+    with served(workload.model, front) as server:
         server.wait_until_healthy()
         start_s = time.monotonic() - began
         api, *engine = family(server.pid)
         pids = {"api": [api], "engine": engine}
         yield Side([f"http://{HOST}:{server.port}"], pids, start_s)
+
+
+@contextmanager
+def bridge_side(workload: Workload) -> Iterator[Side]:
+    """A yard with one worker, and the Rust front end with a bridge before it."""
+    model = workload.model
+    with (
+        tokenyard(workload, 1) as run,
+        bridge.side("vllm-rs", run.yard.url, run.yard.name, Path(model.path), model.name) as door,
+    ):
+        servers = {name: pids for name, pids in run.yard.pids.items() if name != "client"}
+        yield Side([door.url], {**servers, **door.pids}, door.start_s)
 
 
 class _Gateway:

@@ -38,6 +38,8 @@ from benchmarks.serving.case import (
 from benchmarks.serving.figures import cell
 from benchmarks.serving.sides import OF_ENGINE, Engine, Side, begin
 from benchmarks.yard import end_in_order
+from gateway.bridge.unit import front_command
+from tokenyard.protocol.errors import SettingsError
 
 #: A model without much to load; the device takes the time of a larger one.
 SHAPE: Final = Shape("llama-host", 128, 2, 2, 1, 256, 32_000)
@@ -47,8 +49,9 @@ SIDES: Final = {
     "tokenyard_stream": "Tokenyard, streaming",
     "async": "AsyncLLM, streaming",
     "serve_stream": "vllm serve, streaming",
+    "rust_stream": "vllm-rs serve, streaming",
 }
-ENGINES: Final[tuple[Engine, ...]] = ("program", "tokenyard", "async", "serve")
+ENGINES: Final[tuple[Engine, ...]] = ("program", "tokenyard", "async", "serve", "rust")
 WHOLE: Final = ("generate", "tokenyard")
 _DEVICE: Final = f"{__package__}.device.TimedWorker"
 _EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -127,7 +130,7 @@ def stage(plan: Plan) -> Iterator[Stage]:
     with models_folder() as models, ExitStack() as stack:
         path = write_llama(SHAPE, models)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
-        reports = {engine: folder / engine for engine in ENGINES}
+        reports = {engine: folder / engine for engine in ENGINES if _is_here(engine)}
         begun = {
             engine: begin(engine, workload_for(engine, plan, path, report), stack)
             for engine, report in reports.items()
@@ -140,6 +143,17 @@ def stage(plan: Plan) -> Iterator[Stage]:
             sides |= {name: side for name, side in found.items() if name in SIDES}
             of_side |= dict.fromkeys(OF_ENGINE[engine], reports[engine])
         yield Stage(sides, of_side)
+
+
+def _is_here(engine: Engine) -> bool:
+    if engine != "rust":
+        return True
+    try:
+        front_command("vllm-rs")
+    except SettingsError as error:
+        tell(f"left out: {error}")
+        return False
+    return True
 
 
 def measure(plan: Plan) -> Report:

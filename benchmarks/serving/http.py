@@ -1,4 +1,4 @@
-"""`vllm serve` with a concurrent HTTP client: completions, whole or as server-sent events."""
+"""vLLM's server with a concurrent HTTP client: completions, whole or as server-sent events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 import aiohttp
 import uvloop
 
-from benchmarks.cold_start.serve import HOST, Server, served
+from benchmarks.cold_start.serve import HOST, Front, Server, served
 from benchmarks.serving.case import TIMEOUT_S, Load, Outcome, Task, Workload
 from benchmarks.serving.load import Pieces, put_load
 
@@ -89,7 +89,7 @@ def _piece(task: Task, said: Any) -> str | list[int]:
 
 
 @contextmanager
-def http_server(workload: Workload) -> Iterator[Http]:
-    """Start `vllm serve`; it is up after `wait_until_ready`."""
-    with served(workload.model, ["--disable-uvicorn-access-log"]) as server:
+def http_server(workload: Workload, front: Front) -> Iterator[Http]:
+    """Start vLLM's server; it is up after `wait_until_ready`."""
+    with served(workload.model, front) as server:
         yield Http(server, workload)

@@ -13,6 +13,7 @@ from typing import Final, Literal
 import psutil
 
 from benchmarks.cold_start.case import WrongAnswer
+from benchmarks.cold_start.serve import Front
 from benchmarks.measure import cpu_seconds
 from benchmarks.serving.case import Load, Outcome, Workload
 from benchmarks.serving.child import engine_child
@@ -20,7 +21,7 @@ from benchmarks.serving.http import http_server
 from benchmarks.serving.yard import tokenyard
 
 #: Engines, each of which has one or more sides.
-Engine = Literal["program", "async", "serve", "tokenyard"]
+Engine = Literal["program", "async", "serve", "rust", "tokenyard"]
 #: Waits until an engine is ready; returns its sides.
 Ready = Callable[[], Mapping[str, "Side"]]
 #: The sides of each engine, named as in `serving.SIDES`; the most important first.
@@ -28,8 +29,10 @@ OF_ENGINE: Final[Mapping[Engine, tuple[str, ...]]] = {
     "program": ("generate", "stepped"),
     "tokenyard": ("tokenyard", "tokenyard_stream"),
     "serve": ("serve", "serve_stream"),
+    "rust": ("rust_stream",),
     "async": ("async",),
 }
+_FRONTS: Final[Mapping[Engine, Front]] = {"serve": "vllm", "rust": "vllm-rs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +58,17 @@ def begin(engine: Engine, workload: Workload, stack: ExitStack) -> Ready:
     """Start an engine, which ends with the stack; a yard starts only when it is waited for."""
     if engine == "tokenyard":
         return lambda: dict.fromkeys(OF_ENGINE["tokenyard"], yard_side(workload, 1, stack))
-    if engine == "serve":
-        server = stack.enter_context(http_server(workload))
+    if front := _FRONTS.get(engine):
+        server = stack.enter_context(http_server(workload, front))
 
         def served() -> Mapping[str, Side]:
             server.wait_until_ready()
             side = Side(server.run, [os.getpid(), *family(server.pid)])
-            return dict.fromkeys(OF_ENGINE["serve"], side)
+            return dict.fromkeys(OF_ENGINE[engine], side)
 
         return served
-    child = stack.enter_context(engine_child(engine, workload))
+    kind: Literal["async", "program"] = "async" if engine == "async" else "program"
+    child = stack.enter_context(engine_child(kind, workload))
 
     def loaded() -> Mapping[str, Side]:
         child.wait_until_ready()

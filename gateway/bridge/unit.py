@@ -90,7 +90,7 @@ def run_unit(settings: BridgeSettings) -> int:
     model = _announced(settings, stopped)
     if model is None:
         return Exit.OK
-    command = _front_command(settings.front)
+    command = front_command(settings.front)
     port = free_port()
     with owned_folder("tokenyard-bridge-") as folder:
         named = {**os.environ, **named_vllm(folder)}
@@ -157,7 +157,7 @@ def _announced(settings: BridgeSettings, stopped: Sequence[int]) -> ServedModel 
     return None
 
 
-def _front_command(name: str) -> list[str]:
+def front_command(name: str) -> list[str]:
     """The program that is the front end; raises `SettingsError`."""
     spec = find_spec("vllm")
     folders = [Path(sys.executable).parent, *((spec and spec.submodule_search_locations) or ())]
