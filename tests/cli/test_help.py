@@ -88,7 +88,7 @@ ALL_OR_ONE = "give one of --all, --model and --worker"
             "--newer-than must be longer",
         ),
         (Exit.USAGE, ["requeue"], "name requests, or give --all"),
-        (Exit.USAGE, ["requeue", "--all", "q1"], "name requests, or give --all"),
+        (Exit.USAGE, ["requeue", "--all", "never-submitted"], "name requests, or give --all"),
         (Exit.USAGE, ["dead", "requeue"], "name letters, or give --all"),
         (Exit.USAGE, ["dead", "drop", "--all", "1-1"], "name letters, or give --all"),
         (Exit.USAGE, ["pause", "--model", "m", "--worker", "w"], ALL_OR_ONE),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -20,8 +21,10 @@ from tests.cli.running import Ask, environment, objects
 from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
+from tokenyard.cli.shared.printer import Printer
 from tokenyard.client import durability
 from tokenyard.process.program import Exit
+from tokenyard.protocol import replies
 from tokenyard.protocol.errors import QueueFull
 from tokenyard.protocol.keys import Keys
 
@@ -45,6 +48,34 @@ def test_prompts_come_from_standard_input_and_from_files(ask: Ask, tmp_path: Pat
         (1, "b"),
         (2, "c"),
     ]
+
+
+def test_a_task_that_pools_prints_numbers(ask: Ask) -> None:
+    options = ["--task", "embed"]
+    both = ask("submit", *options, "hello", "there")
+    assert both.exit_code == Exit.OK, both.output
+    lines = [json.loads(line) for line in both.stdout.splitlines()]
+    assert [len(line) for line in lines] == [8, 8]
+    assert lines[0] != lines[1]
+
+    result = ask("submit", *options, "hello", "--json")
+    (found,) = objects(result)
+    assert (found["data"], "shapes" in found) == (lines[:1], False)
+
+
+def test_numbers_have_the_shape_of_their_input(capsys: pytest.CaptureFixture[str]) -> None:
+    data = struct.pack("<5f", 0.1, 1.0, 2.0, 3.0, 4.0)
+    result = replies.Result(
+        id="q", status="completed", tokens=[], data=data, shapes=[[], None, [2, 2]]
+    )
+    Printer("me", as_json=False).result(result)
+    assert capsys.readouterr().out == "0.100000001\nnull\n[[1.0,2.0],[3.0,4.0]]\n"
+
+
+@pytest.mark.parametrize("options", [["--max-tokens", "3"], ["--stream"], ["--query", "q"]])
+def test_what_a_task_does_not_have_is_refused(ask: Ask, options: list[str]) -> None:
+    result = ask("submit", "--task", "embed", *options, "hello")
+    assert result.exit_code == Exit.USAGE, result.output
 
 
 def test_a_request_counts_for_its_tenant(ask: Ask) -> None:

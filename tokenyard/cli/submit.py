@@ -23,6 +23,7 @@ from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.process.settings_options import words
 from tokenyard.protocol.errors import BrokerUnavailable, NotDurable, RequestFailed, WaitTimeout
+from tokenyard.protocol.wire import GENERATE, TASKS
 
 #: Sampling parameters with options of their own.
 _SAMPLING: Final = ("max_tokens", "temperature", "seed", "stop")
@@ -52,6 +53,14 @@ def _token_ids(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
 )
 @click.option("--chat", is_flag=True, help="Each prompt is what the user of a chat says.")
 @click.option("--system", help="What the system says first in these chats; implies --chat.")
+@click.option(
+    "--task",
+    type=click.Choice(TASKS),
+    default=GENERATE,
+    show_default=True,
+    help="What is made of each prompt: text, or numbers.",
+)
+@click.option("--query", default="", help="With --task score: what each prompt is compared with.")
 @name_option("model", "The model; required if the yard has several.")
 @name_option("tenant", "The tenant whose share and limits the requests count for.")
 @class_option("normal")
@@ -126,6 +135,8 @@ def submit(
       tokenyard submit --chat --system "Be brief." --stream "Hello!"
       tokenyard submit --param top_p=0.9 --param 'logit_bias={"7": -5}' "Hello"
       tokenyard submit --ids 1,15,7 --json
+      tokenyard submit --task embed --model bert "a text" "another"
+      tokenyard submit --task score --query "Where is Paris?" "In France." "Yes."
       tokenyard submit --file prompts.txt --json > answers.jsonl
       tokenyard submit --client ann --id q1 "12+34="    repeated, it runs only once
       tokenyard submit --deadline-s 5 --refuse-late --verbose "12+34="

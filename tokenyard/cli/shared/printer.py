@@ -11,7 +11,7 @@ from tokenyard.cli.shared.console import say, say_answer
 from tokenyard.cli.shared.request_owner import named
 from tokenyard.client.sync import Handle
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.replies import Choice, Delta, Result
+from tokenyard.protocol.replies import Choice, Delta, Result, data_of_inputs
 from tokenyard.protocol.texts import indented
 
 
@@ -90,7 +90,9 @@ class Printer:
 
 
 def _texts(result: Result) -> list[str]:
-    """Each choice as text, or as token ids without text."""
+    """Each choice as text, or as token ids without text; or the numbers of each input."""
+    if result.shapes is not None:
+        return [msgspec.json.encode(numbers).decode() for numbers in _numbers(result)]
     answers: Sequence[Choice | Result] = result.choices or [result]
     return [answer.text if answer.text is not None else _ids(answer.tokens) for answer in answers]
 
@@ -99,6 +101,23 @@ def _ids(tokens: list[int]) -> str:
     return ",".join(map(str, tokens))
 
 
+def _numbers(result: Result) -> list[Any]:
+    """The numbers of each input, in lists of their shape; null for one that has failed."""
+    return [
+        None if shape is None else _short(memoryview(data).cast("f", shape).tolist())
+        for shape, data in data_of_inputs(result)
+    ]
+
+
+def _short(numbers: Any) -> Any:
+    """Numbers of 32 bits, without digits that they do not have."""
+    if isinstance(numbers, list):
+        return [_short(one) for one in numbers]
+    return float(f"{numbers:.9g}")
+
+
 def _fields(value: Delta | Result) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(value)
+    if isinstance(value, Result) and value.shapes is not None:
+        fields |= {"data": _numbers(value), "shapes": None}
     return {name: field for name, field in fields.items() if field is not None}
