@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import socket
@@ -19,6 +20,8 @@ import gateway.metrics
 import worker.host.metrics
 from coordinator.telemetry import metrics as coordinator_metrics
 from coordinator.telemetry.tenant_series import OTHER
+from tests.deploy.metrics import OURS, asked_for
+from tests.support.brokers import DEPLOY
 from tests.support.builders import make_request
 from tests.support.processes import START_S, Plant
 from tests.support.servers import Server, free_port
@@ -420,12 +423,23 @@ def test_the_page_of_metrics_is_complete(heading: str, metrics: tuple[Metric, ..
     assert ", ".join(f"{bound:g}" for bound in BUCKETS_S) in PAGE.read_text()
 
 
+def test_each_metric_is_on_grafanas_board() -> None:
+    panels = json.loads((DEPLOY / "grafana" / "tokenyard.json").read_text())["panels"]
+    queries = [query["expr"] for one in panels for query in one["targets"]]
+    presence = {"tokenyard_worker_up", "tokenyard_leader", "tokenyard_redis_up"}
+    assert OURS.keys() - set().union(*map(asked_for, queries)) == presence
+
+
 @pytest.mark.long
 def test_the_endpoints_show_the_declared_metrics(plant: Watched) -> None:
     ports = plant.lead(), plant.serve(simulated_step_s=0.05)
     plant.wait_for_leader()
     plant.wait_for_workers(1)
     plant.connection.zadd(plant.keys.service, {"ann": 1})
+    with Client(plant.url, plant.keys.yard, result_timeout_s=30.0) as client:
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        asked = client.submit([{"role": "user", "content": [picture]}], max_tokens=1).result()
+        assert asked.ok, asked.error  # a prompt, and a medium
     plant.push_all(streams(1, 10_000))  # it runs, and so its model has a line
     eventually(lambda: "tokenyard_model_requests{" in text_of(ports[0]))
     for port, metrics in zip(ports, (coordinator_metrics.METRICS, worker.host.metrics.METRICS),

@@ -92,8 +92,12 @@ class Lanes(Yard):
     def worker(
         self, name: str = "w", lane_limit: int = 1000, model: str = "sim", **info: Any
     ) -> str:
-        """Register a worker, which does nothing by itself."""
-        packed = worker_json(name, lane_limit=lane_limit, model=model, **info)
+        """Register a worker, which does nothing by itself.
+
+        A leader shortens leases that are longer than the roster says.
+        """
+        values = {"lease_ms": LONG_MS, "lane_limit": lane_limit, "model": model, **info}
+        packed = worker_json(name, **values)
         return self.scripts.register(name, LONG_MS, packed)
 
     def warm(self, name: str = "w", device: int = 0, **info: Any) -> str:
@@ -103,7 +107,7 @@ class Lanes(Yard):
 
     def show(self, worker: str, **info: Any) -> None:
         """Set the roster entry of a worker of `host`."""
-        values: dict[str, Any] = {"controller": "host", "lane_limit": 1000}
+        values: dict[str, Any] = {"controller": "host", "lane_limit": 1000, "lease_ms": LONG_MS}
         packed = worker_json(worker.rpartition(".")[0], **(values | info))
         self.scripts.renew(LONG_MS, [(worker, packed)])
 
