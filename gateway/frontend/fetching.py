@@ -165,12 +165,16 @@ async def _get(target: URL, timeout_s: float, context: RequestContext) -> bytes:
             )
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise GatewayError(422, f"{_shown(target)} could not be fetched: it is compressed")
-        parts = []
-        async for part in answer.content.iter_chunked(_PIECE):
-            context.fetched_bytes += len(part)
-            if context.fetched_bytes > MAX_MEDIA_BYTES:
-                raise GatewayError(400, f"the media have more than {MAX_MEDIA_BYTES} bytes")
-            parts.append(part)
+        parts: list[bytes] = []
+        try:
+            async for part in answer.content.iter_chunked(_PIECE):
+                context.fetched_bytes += len(part)
+                parts.append(part)
+                if context.fetched_bytes > MAX_MEDIA_BYTES:
+                    raise GatewayError(400, f"the media have more than {MAX_MEDIA_BYTES} bytes")
+        except BaseException:
+            context.fetched_bytes -= sum(map(len, parts))
+            raise
         return b"".join(parts)
 
 

@@ -238,8 +238,10 @@ async def test_a_site_that_fails_is_asked_again(fake_clock: FakeClock) -> None:
 
         site.answers = [answered("503 Busy"), cut, PICTURE]
         before = fake_clock.now
-        assert await fetcher("127.0.0.1").content(site.url(), context(), 20.0) == b"picture"
+        asked = context()
+        assert await fetcher("127.0.0.1").content(site.url(), asked, 20.0) == b"picture"
         assert (len(site.asked), fake_clock.now - before) == (3, 1 + 2)
+        assert asked.fetched_bytes == 7
 
 
 @pytest.mark.usefixtures("fake_clock")
