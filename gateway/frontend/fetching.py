@@ -85,10 +85,10 @@ class MediaFetcher:
     async def _fetch(self, url: str, get: _Get, context: RequestContext) -> bytes:
         client = context.tenant or context.client
         turn = self._turns.setdefault(client, asyncio.Semaphore(_OF_A_CLIENT))
-        async with turn, self._room:
-            for attempt in range(max(1, envs.VLLM_MEDIA_FETCH_MAX_RETRIES)):
-                if attempt:
-                    await clock.pause(_PAUSE_S * 2 ** (attempt - 1))
+        for attempt in range(max(1, envs.VLLM_MEDIA_FETCH_MAX_RETRIES)):
+            if attempt:
+                await clock.pause(_PAUSE_S * 2 ** (attempt - 1))
+            async with turn, self._room:
                 try:
                     return await get(context)
                 except (_Passing, aiohttp.ClientError, TimeoutError, OSError) as error:
