@@ -136,12 +136,14 @@ class LineAsker:
             created_ms = round(context.created * 1000)
             stored = StoredResponse(durable_id, context.client, created_ms, profile.name, body)
             send = ResponseTap(caught.send, stored, context.ticket).send
-        elif self._spec.endpoint in TRANSCRIBING:
-            scope[BODY], body = await self._form(given, context), b""
         fault: Exception | None = None
         self._asked[durable_id] = context.ticket
         try:
+            if self._spec.endpoint in TRANSCRIBING:
+                scope[BODY], body = await self._form(given, context), b""
             await self._front_ends.app(scope, replay(body, self._hang_up), send)
+        except GatewayError as error:
+            context.ticket.fail(error)
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises ends this line alone
             fault = error
         del self._asked[durable_id]

@@ -7,14 +7,17 @@ the operator's own network, an answer to another place, and a few bytes may unpa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+import functools
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
-from ipaddress import IPv4Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-import aiohttp
-from aiohttp.abc import ResolveResult
+import httpcore
 from vllm import envs
 from yarl import URL
 
@@ -24,12 +27,21 @@ from gateway.http.errors import GatewayError
 from tokenyard import clock
 from tokenyard.protocol.media import MAX_MEDIA_BYTES, content_of
 
-#: Fetches of a process at a time, and of one client; each holds up to `MAX_MEDIA_BYTES`.
+#: Requests of a process that fetch at a time, and of one client; each holds up to
+#: `MAX_MEDIA_BYTES`.
 _AT_ONCE: Final = 16
 _OF_A_CLIENT: Final = 4
+#: Fetches of one request at a time, and how long all of them may take.
+_OF_A_REQUEST: Final = 4
+_ALL_S: Final = 60.0
 #: Before the second attempt; twice as long before the third, and so on.
 _PAUSE_S: Final = 1.0
-_PIECE: Final = 64 * 1024
+#: Bytes of an answer's head, with those that announce it.
+_HEAD_BYTES: Final = 32 * 1024
+#: Pieces in which a content comes; each takes its time.
+_MOST_PARTS: Final = 20_000
+#: A content that is put together, or named, in a thread.
+LARGE: Final = 1024 * 1024
 #: How the id of an uploaded file begins.
 FILE_PREFIX: Final = "file-"
 _SHOWN: Final = 100  # characters of a URL
@@ -38,7 +50,9 @@ AUDIO_TIMEOUT_S: Final = envs.VLLM_AUDIO_FETCH_TIMEOUT
 #: Of IPv6: what is assigned for the world, and where a network has its IPv4 addresses.
 _GLOBAL: Final = IPv6Network("2000::/3")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
-
+#: Services of a machine's own host or network, which Python takes for public.
+_OWN: Final = tuple(map(IPv4Network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32")))
+_PORTS: Final = {"http": 80, "https": 443}
 
 #: The content of a tenant's file by its id, of at most so many bytes; raises `GatewayError`.
 FileReader = Callable[[str, str, int], bytes]
@@ -59,6 +73,7 @@ class MediaFetcher:
         self._allowed = frozenset(allowed_domains)
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._fetching: WeakValueDictionary[str, _Fetching] = WeakValueDictionary()
 
     async def content(self, url: str, context: RequestContext | None, timeout_s: float) -> bytes:
         """The content; raises `GatewayError`.
@@ -75,110 +90,258 @@ class MediaFetcher:
             return given
         get: _Get
         if self._read_file is not None and url.startswith(FILE_PREFIX):
-            get = partial(_read, self._read_file, url)
+            get, shown = partial(_read, self._read_file, url), url[:_SHOWN]
         else:
-            get = partial(_get, self._target(url), timeout_s)
+            target = self._target(url)
+            get, shown = partial(_get, target, timeout_s), _shown(target)
         if context is None or context.is_replay:
             return url.encode()
-        return await at_home(self._fetch(url, get, context))
+        return await at_home(self._fetch(shown, get, context))
 
-    async def _fetch(self, url: str, get: _Get, context: RequestContext) -> bytes:
+    async def _fetch(self, shown: str, get: _Get, context: RequestContext) -> bytes:
+        own = self._fetching.setdefault(context.durable_id, _Fetching())
         client = context.tenant or context.client
         turn = self._turns.setdefault(client, asyncio.Semaphore(_OF_A_CLIENT))
-        for attempt in range(max(1, envs.VLLM_MEDIA_FETCH_MAX_RETRIES)):
-            if attempt:
-                await clock.pause(_PAUSE_S * 2 ** (attempt - 1))
-            async with turn, self._room:
-                try:
-                    return await get(context)
-                except (_Passing, aiohttp.ClientError, TimeoutError, OSError) as error:
-                    why = f"{error}" or type(error).__name__
-        raise GatewayError(502, f"{_shown(url)} could not be fetched: {why}")
+        why = ""
+        async with own.place(turn, self._room):
+            try:
+                async with asyncio.timeout_at(own.until):
+                    for attempt in range(max(1, envs.VLLM_MEDIA_FETCH_MAX_RETRIES)):
+                        if attempt:
+                            await clock.pause(_PAUSE_S * 2 ** (attempt - 1))
+                        async with own.few:
+                            try:
+                                return await get(context)
+                            except _Passing as error:
+                                why = str(error)
+            except TimeoutError:
+                why = f"all media of a request have {_ALL_S:g} s"
+        raise GatewayError(502, f"{shown} could not be fetched: {why}")
 
     def _target(self, url: str) -> URL:
         """A URL as it is connected to; raises `GatewayError` where its domain is not listed."""
         try:
             target = URL(url)
+            host, port = target.host or "", target.port
         except ValueError as error:
-            raise GatewayError(400, f"{_shown(url)} is no URL: {error}") from error
-        if target.scheme not in ("http", "https") or target.host not in self._allowed:
+            raise GatewayError(400, f"{_begin(url)} is no URL: {error}") from error
+        if ":" in host:
+            host = f"[{host}]"
+        domain = host if port == _PORTS.get(target.scheme) else f"{host}:{port}"
+        if target.scheme not in _PORTS or domain not in self._allowed:
             raise GatewayError(
                 400,
-                f"{_shown(url)} is not fetched: give the content as a base64 data: URL"
+                f"{_begin(url)} is not fetched: give the content as a base64 data: URL"
                 + (", or the URL of a domain that is allowed here" if self._allowed else ""),
             )
+        if target.user is not None or target.password is not None:
+            raise GatewayError(400, "a URL of media has no user and no password")
         return target
 
 
-class _PublicResolver(aiohttp.ThreadedResolver):
-    """Finds the addresses of a listed name: the very ones that are connected to."""
+class _Fetching:
+    """The fetches of one request, which share a place among those of all requests."""
 
-    async def resolve(self, host: str, *args: Any, **options: Any) -> list[ResolveResult]:
-        """Raises `GatewayError` where one of them is in a private network."""
-        found = await super().resolve(host, *args, **options)
-        if not all(is_public(one["host"]) for one in found):
-            raise GatewayError(400, f"{host} is not fetched from: its address is not public")
-        return found
+    def __init__(self) -> None:
+        self.few = asyncio.Semaphore(_OF_A_REQUEST)
+        #: When they must have ended, by the loop's clock.
+        self.until = 0.0
+        self._lock = asyncio.Lock()
+        self._count = 0
+        self._is_in = False
+
+    @asynccontextmanager
+    async def place(self, *turns: asyncio.Semaphore) -> AsyncIterator[None]:
+        """Wait for a place, and leave it with the last of them.
+
+        So what the first have brought is not held while others of the request wait for theirs.
+        """
+        self._count += 1
+        try:
+            async with self._lock:
+                if not self._is_in:
+                    for number, turn in enumerate(turns):
+                        try:
+                            await turn.acquire()
+                        except BaseException:
+                            for taken in turns[:number]:
+                                taken.release()
+                            raise
+                    self._is_in = True
+                    self.until = asyncio.get_running_loop().time() + _ALL_S
+            yield
+        finally:
+            self._count -= 1
+            if not self._count and self._is_in:
+                self._is_in = False
+                for turn in turns:
+                    turn.release()
 
 
 def is_public(text: str) -> bool:
     """Whether an address is one of the public Internet, in no form one of a private network."""
     address = ip_address(text)
     if isinstance(address, IPv4Address):
-        return address.is_global and not address.is_multicast
+        is_own = any(address in network for network in _OWN)
+        return address.is_global and not address.is_multicast and not is_own
     if address in _NAT64:
         return is_public(str(IPv4Address(address.packed[-4:])))
     return address.is_global and address in _GLOBAL and address.sixtofour is None
 
 
+async def _addresses(host: str, port: int) -> list[str]:
+    """The addresses of a host; raises `GatewayError` where a name has one that is not public."""
+    try:
+        return [str(ip_address(host))]  # meant as it stands
+    except ValueError:
+        pass
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [str(place[0]) for *_, place in found]
+    if not all(map(is_public, addresses)):
+        raise GatewayError(400, f"{host} is not fetched from: its address is not public")
+    return addresses
+
+
+class _Network(httpcore.AnyIOBackend):
+    """Connects to the very addresses that were looked at, and bounds what comes before a body."""
+
+    def __init__(self) -> None:
+        #: Bytes that may still come.
+        self.left = _HEAD_BYTES
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Raises `GatewayError` where the host is not public."""
+        fault: Exception = _Passing("it has no address")
+        for address in await _addresses(host, port):
+            try:
+                stream = await super().connect_tcp(
+                    address, port, timeout, local_address, socket_options
+                )
+            except httpcore.ConnectError as error:
+                fault = error
+            else:
+                return _Bounded(stream, self)
+        raise fault
+
+
+class _Bounded(httpcore.AsyncNetworkStream):
+    """A connection of which only so much is read."""
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream, network: _Network) -> None:
+        self._stream = stream
+        self._network = network
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        if not self._network.left:
+            raise GatewayError(422, "a site of media has sent too much beside them")
+        read = await self._stream.read(min(max_bytes, self._network.left), timeout)
+        self._network.left -= len(read)
+        return read
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> httpcore.AsyncNetworkStream:
+        inner = await self._stream.start_tls(ssl_context, server_hostname, timeout)
+        return _Bounded(inner, self._network)
+
+
 async def _read(read_file: FileReader, file_id: str, context: RequestContext) -> bytes:
     """Read a file, all of whose bytes count."""
     room = MAX_MEDIA_BYTES - context.fetched_bytes
-    content = await asyncio.to_thread(read_file, context.tenant, file_id, room)
-    context.fetched_bytes += len(content)
+    try:
+        content = await asyncio.to_thread(read_file, context.tenant, file_id, room)
+    except OSError as error:
+        raise _Passing(type(error).__name__) from error
+    _count(context, len(content))
     return content
+
+
+def _count(context: RequestContext, size: int) -> None:
+    context.fetched_bytes += size
+    if context.fetched_bytes > MAX_MEDIA_BYTES:
+        raise GatewayError(400, f"the media have more than {MAX_MEDIA_BYTES} bytes")
 
 
 async def _get(target: URL, timeout_s: float, context: RequestContext) -> bytes:
     """One attempt, which takes at most ``timeout_s``.
 
     Nothing is unpacked, no redirect followed, and no proxy, cookie or password of the environment
-    used.
+    used: httpcore has none of that. Raises `_Passing` or `GatewayError`.
     """
-    connector = aiohttp.TCPConnector(resolver=_PublicResolver(), force_close=True)
+    parts: list[bytes] = []
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _receive(target, parts, context)
+    except (httpcore.NetworkError, httpcore.ProtocolError, OSError, TimeoutError) as error:
+        context.fetched_bytes -= sum(map(len, parts))
+        raise _Passing(type(error).__name__) from error  # its text has a site's bytes
+    if sum(map(len, parts)) > LARGE:
+        return await asyncio.to_thread(b"".join, parts)
+    return b"".join(parts)
+
+
+async def _receive(target: URL, parts: list[bytes], context: RequestContext) -> None:
+    """Add what is there to ``parts``, which count."""
+    network = _Network()
+    # Not as text: nobody reads it in another way.
+    url = httpcore.URL(
+        scheme=target.scheme.encode(),
+        host=(target.raw_host or "").encode(),
+        port=target.port,
+        target=target.raw_path_qs.encode(),
+    )
+    host = target.raw_authority.encode()
+    headers = [(b"Host", host), (b"Accept", b"*/*"), (b"Accept-Encoding", b"identity")]
     async with (
-        aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-            auto_decompress=False,
-            headers={"Accept-Encoding": "identity"},
-        ) as session,
-        session.get(target, allow_redirects=False) as answer,
+        httpcore.AsyncConnectionPool(_ssl_context(), network_backend=network) as pool,
+        pool.stream(b"GET", url, headers=headers) as answer,
     ):
         if answer.status in (408, 429) or answer.status >= 500:
             raise _Passing(f"HTTP {answer.status}")
         if answer.status != 200:
             more = "; redirects are not followed" if 300 <= answer.status < 400 else ""
-            raise GatewayError(
-                422, f"{_shown(target)} could not be fetched: HTTP {answer.status}{more}"
-            )
-        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            message = f"{_shown(target)} could not be fetched: HTTP {answer.status}{more}"
+            raise GatewayError(422, message)
+        coded = [value for name, value in answer.headers if name.lower() == b"content-encoding"]
+        if any(value.lower() != b"identity" for value in coded):
             raise GatewayError(422, f"{_shown(target)} could not be fetched: it is compressed")
-        parts: list[bytes] = []
-        try:
-            async for part in answer.content.iter_chunked(_PIECE):
-                context.fetched_bytes += len(part)
-                parts.append(part)
-                if context.fetched_bytes > MAX_MEDIA_BYTES:
-                    raise GatewayError(400, f"the media have more than {MAX_MEDIA_BYTES} bytes")
-        except BaseException:
-            context.fetched_bytes -= sum(map(len, parts))
-            raise
-        return b"".join(parts)
+        network.left = 2 * MAX_MEDIA_BYTES  # with what stands between pieces
+        async for part in answer.aiter_stream():
+            parts.append(part)
+            _count(context, len(part))
+            if len(parts) > _MOST_PARTS:
+                raise GatewayError(422, f"{_shown(target)} comes in too small pieces")
 
 
-def _shown(url: URL | str) -> str:
-    """A URL in a message, which has at most its beginning."""
-    text = str(url)
+@functools.cache
+def _ssl_context() -> ssl.SSLContext:
+    return httpcore.default_ssl_context()
+
+
+def _begin(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+
+def _shown(target: URL) -> str:
+    """A URL in a message, without its query, which may be a signature."""
+    return _begin(f"{target.scheme}://{target.raw_authority}{target.raw_path}")

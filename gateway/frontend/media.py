@@ -7,6 +7,7 @@ transcription is decoded here, since vLLM's front end cuts it into pieces, each 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib.util
 import io
@@ -21,7 +22,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
-from gateway.frontend.fetching import MediaFetcher
+from gateway.frontend.fetching import LARGE, MediaFetcher
 from gateway.frontend.side import tell_home
 from gateway.http.context import CURRENT
 from gateway.http.errors import GatewayError
@@ -112,7 +113,9 @@ def name_media(renderer: BaseRenderer[Any]) -> None:
     in_thread, here = public.process_for_engine_async, public.process_for_engine
 
     async def process_in_thread(prompt: Mapping[str, Any], *args: Any, **options: Any) -> Any:
-        rest, media = _parted(prompt, renderer.model_config)
+        parted = prompt, renderer.model_config
+        is_large = _size(prompt) > LARGE
+        rest, media = await asyncio.to_thread(_parted, *parted) if is_large else _parted(*parted)
         made = await in_thread(rest, *args, **options)
         return {**made, "media": media} if media.names else made
 
@@ -123,6 +126,12 @@ def name_media(renderer: BaseRenderer[Any]) -> None:
 
     public.process_for_engine_async = process_in_thread
     public.process_for_engine = process_here
+
+
+def _size(prompt: Mapping[str, Any]) -> int:
+    """The bytes of its pictures, sounds and videos."""
+    lists = (prompt.get("multi_modal_data") or {}).values()
+    return sum(len(item) for items in lists if isinstance(items, list) for item in items)
 
 
 def _parted(prompt: Mapping[str, Any], model: ModelConfig) -> tuple[dict[str, Any], NamedMedia]:

@@ -99,7 +99,11 @@ class Stand:
             self.start_coordinator()
         options = {"slots": 1, "spares": 1, "max_backoff_s": 1.0, "leak_tolerance": 1.0}
         self.host = self.plant.host(self._models, engine="vllm", device="cpu", **options)
-        settings = {"files_dir": self.files, "allowed_media_domains": "127.0.0.1"}
+        self.site_port = free_port()
+        settings = {
+            "files_dir": self.files,
+            "allowed_media_domains": f"127.0.0.1:{self.site_port}",
+        }
         self._doors = [Door(self.plant, set(NAMES), **settings) for _ in range(2)]
         eventually(
             lambda: len([1 for one in self.plant.roster().values() if one.state == "warm"]) == 2,

@@ -110,9 +110,9 @@ class _Site(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def site() -> Iterator[str]:
+def site(stand: Stand) -> Iterator[str]:
     """The URL of a site at an address that the gateways may ask."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Site) as server:
+    with ThreadingHTTPServer(("127.0.0.1", stand.site_port), _Site) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"

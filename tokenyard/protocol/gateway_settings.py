@@ -20,8 +20,8 @@ from tokenyard.protocol.settings import AtLeastOne, NotNegative, Positive, defau
 
 #: The longest prompt of token ids has as many; also for a line of a batch.
 MAX_BODY_ITEMS: Final = 250_000
-#: A host as URLs have it: a name in ASCII, or an address without brackets.
-_DOMAIN: Final = re.compile("[a-z0-9_.-]+|[0-9a-f:.]+")
+#: A host as URLs have it, in ASCII, and its port where that is not the usual one.
+_DOMAIN: Final = re.compile(r"([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
 _ORIGIN: Final = re.compile("[a-z][a-z0-9+.-]*://[^/,A-Z ]+")
 
 
@@ -64,7 +64,8 @@ class GatewaySettings(HttpSettings):
     #: Whether Python code that comes with a model may run here, if the models file trusts it, too.
     trust_remote_code: bool = False
     #: Hosts from which the media are fetched that requests name by URL, such as
-    #: "images.example.com". Of a name, only public addresses; an address is meant as it stands.
+    #: "images.example.com" or "10.1.2.3:8080". Of a name, only public addresses; an address is
+    #: meant as it stands.
     allowed_media_domains: tuple[str, ...] = ()
     #: Sites whose pages may use the API (CORS), such as "https://app.example.com"; "*": all.
     origins: tuple[str, ...] = ()

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError
+from tests.support.brokers import Certificates
+from tests.support.builders import random_name
 from tests.support.fake_clock import FakeClock
 from tests.unit.gateway.conftest import vllm_params
+from tokenyard import clock
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.gateway_settings import GatewaySettings
 
 pytestmark = pytest.mark.vllm
 
@@ -21,7 +29,7 @@ Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 def context(client: str = "me") -> RequestContext:
-    return RequestContext(durable_id="a" * 32, client=client, created=1.0)
+    return RequestContext(durable_id=random_name("request"), client=client, created=1.0)
 
 
 def answered(head: str, body: bytes = b"") -> Answer:
@@ -52,14 +60,19 @@ class Site:
         finally:
             writer.close()
 
+    @property
+    def domain(self) -> str:
+        """As it is listed."""
+        return f"127.0.0.1:{self.port}"
+
     def url(self, host: str = "127.0.0.1", path: str = "/x.png") -> str:
         return f"http://{host}:{self.port}{path}"
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Site]:
+async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Site]:
     found = Site()
-    server = await asyncio.start_server(found.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(found.serve, "127.0.0.1", 0, ssl=tls)
     found.port = server.sockets[0].getsockname()[1]
     other = await asyncio.start_server(found.serve, "127.0.0.2", found.port)
     async with server, other:
@@ -83,7 +96,7 @@ async def test_a_listed_address_is_meant_as_it_stands() -> None:
     async with serving() as site:
         site.answers = [PICTURE]
         asked = context()
-        content = await fetcher("127.0.0.1").content(site.url(), asked, 20.0)
+        content = await fetcher(site.domain).content(site.url(), asked, 20.0)
         assert content == b"picture"
         assert asked.fetched_bytes == len(content)
         ((_, head),) = site.asked
@@ -122,17 +135,24 @@ async def test_a_listed_address_is_meant_as_it_stands() -> None:
         "media:" + "0" * 64,
         "",
         "http://[/x",
+        "http://example.com:22/x",
+        "https://example.com:80/x",
+        "http://xn--a-.com/x",
+        "http://xn--/x",
+        "http://a%3ab@example.com/x",
+        "http://user:word@example.com/x",
+        "http://\u20ac@example.com/x",
         "http://example.com:99999/x",
         "data:image/png,abc",
     ],
 )
 async def test_no_other_host_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import aiohttp
+    import httpcore
 
     def connect(*_: Any, **__: Any) -> None:
         raise AssertionError("connected")
 
-    monkeypatch.setattr(aiohttp.ClientSession, "_request", connect)
+    monkeypatch.setattr(httpcore.AsyncConnectionPool, "stream", connect)
     status, message = await refusal(url, "example.com")
     assert status == 400
     assert len(message) < 300
@@ -141,7 +161,7 @@ async def test_no_other_host_is_asked(url: str, monkeypatch: pytest.MonkeyPatch)
 async def test_a_name_of_a_private_network_is_not_asked() -> None:
     async with serving() as site:
         # Given a name that is listed, and leads to this machine
-        status, message = await refusal(site.url("localhost"), "localhost")
+        status, message = await refusal(site.url("localhost"), f"localhost:{site.port}")
         assert (status, site.asked) == (400, [])
         assert "not public" in message
 
@@ -151,7 +171,7 @@ async def test_the_address_that_was_checked_is_connected_to(
 ) -> None:
     async with serving() as site:
         # Given a name whose first answer is a public address, and the second is not
-        made = fetcher("pictures.test")
+        made = fetcher(f"pictures.test:{site.port}")
         from gateway.frontend import fetching
 
         answers = ["127.0.0.2", "127.0.0.1"]
@@ -186,6 +206,8 @@ async def test_the_address_that_was_checked_is_connected_to(
         ("192.168.1.1", False),
         ("224.0.1.1", False),
         ("255.255.255.255", False),
+        ("192.0.0.192", False),
+        ("168.63.129.16", False),
         ("::", False),
         ("::1", False),
         ("::7f00:1", False),
@@ -206,10 +228,42 @@ def test_which_addresses_are_public(address: str, is_one: bool) -> None:
     assert is_public(address) is is_one
 
 
+async def test_the_name_in_the_url_must_be_that_of_the_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Certificates(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(made.certificate, made.key)
+    fetcher()
+    from gateway.frontend import fetching
+
+    monkeypatch.setattr(fetching, "is_public", lambda _: True)
+    monkeypatch.setattr(fetching, "_PAUSE_S", 0.0)
+    async with serving(tls) as site:
+        names = [f"{name}:{site.port}" for name in ("localhost", "127.0.0.1", "other.test")]
+        site.answers = [PICTURE] * 9
+        localhost = f"https://{names[0]}/x"
+        assert await refusal(localhost, *names) == (
+            502,
+            f"'{localhost}' could not be fetched: ConnectError",
+        )
+        trusting = ssl.create_default_context(cafile=str(made.authority))
+        monkeypatch.setattr(fetching, "_ssl_context", lambda: trusting)
+        for name in names[:2]:
+            url = f"https://{name}/x"
+            assert await fetcher(*names).content(url, context(), 20.0) == b"picture"
+
+        async def look(*_: Any, **__: Any) -> Any:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", site.port))]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look)
+        assert (await refusal(f"https://{names[2]}/x", *names))[0] == 502
+
+
 async def test_a_redirect_is_not_followed() -> None:
     async with serving() as site:
         site.answers = [answered(f"302 Found\r\nLocation: {site.url(path='/other')}"), PICTURE]
-        status, message = await refusal(site.url(), "127.0.0.1")
+        status, message = await refusal(site.url(), site.domain)
         assert (status, len(site.asked)) == (422, 1)
         assert "redirects are not followed" in message
 
@@ -217,7 +271,7 @@ async def test_a_redirect_is_not_followed() -> None:
 async def test_what_is_not_there_is_asked_for_once() -> None:
     async with serving() as site:
         site.answers = [answered("404 Not Found"), PICTURE]
-        status, message = await refusal(site.url(), "127.0.0.1")
+        status, message = await refusal(site.url(), site.domain)
         assert (status, len(site.asked)) == (422, 1)
         assert "HTTP 404" in message
 
@@ -225,7 +279,7 @@ async def test_what_is_not_there_is_asked_for_once() -> None:
 async def test_what_is_compressed_is_not_unpacked() -> None:
     async with serving() as site:
         site.answers = [answered("200 OK\r\nContent-Encoding: gzip", b"\x1f\x8b")]
-        status, message = await refusal(site.url(), "127.0.0.1")
+        status, message = await refusal(site.url(), site.domain)
         assert status == 422
         assert "compressed" in message
 
@@ -239,7 +293,7 @@ async def test_a_site_that_fails_is_asked_again(fake_clock: FakeClock) -> None:
         site.answers = [answered("503 Busy"), cut, PICTURE]
         before = fake_clock.now
         asked = context()
-        assert await fetcher("127.0.0.1").content(site.url(), asked, 20.0) == b"picture"
+        assert await fetcher(site.domain).content(site.url(), asked, 20.0) == b"picture"
         assert (len(site.asked), fake_clock.now - before) == (3, 1 + 2)
         assert asked.fetched_bytes == 7
 
@@ -248,7 +302,7 @@ async def test_a_site_that_fails_is_asked_again(fake_clock: FakeClock) -> None:
 async def test_a_site_that_goes_on_failing_is_told() -> None:
     async with serving() as site:
         site.answers = [answered("503 Busy")] * 4
-        status, message = await refusal(site.url(), "127.0.0.1")
+        status, message = await refusal(site.url(), site.domain)
         assert (status, len(site.asked)) == (502, 3)
         assert "HTTP 503" in message
 
@@ -262,7 +316,7 @@ async def test_no_site_sends_more_than_the_bound(monkeypatch: pytest.MonkeyPatch
                 writer.write(bytes(1 << 20))
                 await writer.drain()
 
-        made = fetcher("127.0.0.1")
+        made = fetcher(site.domain)
         from gateway.frontend import fetching
 
         monkeypatch.setattr(fetching, "MAX_MEDIA_BYTES", 3 << 20)
@@ -275,9 +329,87 @@ async def test_no_site_sends_more_than_the_bound(monkeypatch: pytest.MonkeyPatch
         assert await made.content(site.url(), context(), 20.0) == b"picture"
 
 
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1000,
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 10_000,
+        b"HTTP/1.1 200 OK\r\na: " + b"b" * 100_000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nb\r\n" * 200_000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * 300_000,
+        b"SSH-2.0-secret\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+)
+@pytest.mark.usefixtures("fake_clock")
+async def test_no_site_sends_more_than_its_picture(
+    piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def flood(writer: asyncio.StreamWriter) -> None:
+        for _ in range(100):
+            writer.write(piece)
+            await writer.drain()
+
+    fetcher()
+    from gateway.frontend import fetching
+
+    monkeypatch.setattr(fetching, "MAX_MEDIA_BYTES", 1 << 19)
+    async with serving() as site:
+        site.answers = [flood] * 3
+        asked = context()
+        with pytest.raises(GatewayError) as refused:
+            await fetcher(site.domain).content(site.url(path="/x?secret"), asked, 60.0)
+    assert refused.value.status in (400, 422, 502)
+    assert "secret" not in refused.value.message
+
+
+async def test_what_a_request_has_fetched_does_not_wait_for_a_place_of_others() -> None:
+    async with serving() as site:
+        made, may_end = fetcher(site.domain), asyncio.Event()
+
+        async def slow(writer: asyncio.StreamWriter) -> None:
+            await may_end.wait()
+            await PICTURE(writer)
+
+        # Given four requests that fetch, of which each has something and waits for the rest
+        site.answers = [PICTURE, slow] * 4 + [PICTURE]
+        asked = []
+        for _ in range(4):
+            request = context()
+            some = [made.content(site.url(), request, 60.0) for _ in range(2)]
+            asked.append(asyncio.ensure_future(asyncio.gather(*some)))
+            while request.fetched_bytes != 7:
+                await clock.pause(0)
+        late = asyncio.ensure_future(made.content(site.url(), context(), 60.0))
+        for _ in range(100):
+            await clock.pause(0)
+        assert len(site.asked) == 8, "a fifth fetches"
+        may_end.set()
+        assert await asyncio.gather(*asked) == [[b"picture"] * 2] * 4
+        assert await late == b"picture"
+
+
+async def test_all_that_a_request_fetches_has_one_bound_of_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def silent(writer: asyncio.StreamWriter) -> None:
+        await writer.wait_closed()
+
+    fetcher()
+    from gateway.frontend import fetching
+
+    monkeypatch.setattr(fetching, "_ALL_S", 0.05)
+    async with serving() as site:
+        site.answers = [silent]
+        status, message = await refusal(site.url(), site.domain)
+    assert (status, len(site.asked)) == (502, 1)
+    assert "0.05 s" in message
+
+
 async def test_a_client_fetches_a_few_at_a_time_and_others_meanwhile() -> None:
     async with serving() as site:
-        made = fetcher("127.0.0.1")
+        made = fetcher(site.domain)
         may_end, all_begun = asyncio.Event(), asyncio.Event()
 
         async def slow(writer: asyncio.StreamWriter) -> None:
@@ -303,7 +435,7 @@ async def test_a_site_that_says_nothing_is_not_waited_for() -> None:
             await writer.wait_closed()
 
         site.answers = [silent] * 3
-        status, _ = await refusal(site.url(), "127.0.0.1", timeout_s=0.05)
+        status, _ = await refusal(site.url(), site.domain, timeout_s=0.05)
         assert status == 502
 
 
@@ -322,13 +454,13 @@ async def test_a_file_is_read_for_its_tenant(
             raise faults.pop()
         return b"picture"
 
-    monkeypatch.setattr(fetching, "MAX_MEDIA_BYTES", 10)
+    monkeypatch.setattr(fetching, "MAX_MEDIA_BYTES", 20)
     made = fetching.MediaFetcher((), read)
     request = context()
     request.tenant = "alice"
     assert await made.content("file-1", request, 20.0) == b"picture"
     assert await made.content("file-1", request, 20.0) == b"picture"
-    assert asked == [("alice", "file-1", 10)] * 3 + [("alice", "file-1", 3)]
+    assert asked == [("alice", "file-1", 20)] * 3 + [("alice", "file-1", 13)]
     assert await made.content("file-1", None, 20.0)
     assert len(asked) == 4
     assert fake_clock.now == 1000 + 1 + 2
@@ -340,8 +472,16 @@ async def test_a_file_is_read_for_its_tenant(
 
 async def test_nothing_is_fetched_where_only_tokens_are_counted() -> None:
     async with serving() as site:
-        made = fetcher("127.0.0.1")
+        made = fetcher(site.domain)
         assert await made.content(site.url(), None, 20.0)
         with pytest.raises(GatewayError, match="not fetched"):
             await made.content("http://10.0.0.1/", None, 20.0)
         assert site.asked == []
+
+
+@pytest.mark.parametrize("domain", ["https://a.com", "a.com/x", "A.com", "::1", "*", "a.com:x", ""])
+def test_a_domain_is_a_host(domain: str) -> None:
+    for right in ("a.com", "10.1.2.3:9000", "[2001:db8::1]:8080", "xn--e1afmkfd.test"):
+        GatewaySettings(redis_url="redis://127.0.0.1:1", allowed_media_domains=(right,))
+    with pytest.raises(SettingsError, match=re.escape(f"{domain!r} is not like images.example")):
+        GatewaySettings(redis_url="redis://127.0.0.1:1", allowed_media_domains=(domain,))

@@ -169,7 +169,7 @@ async def answers(
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was fetched or decoded, which fails."""
     vllm_params()  # sets vLLM's environment first
-    import aiohttp
+    import httpcore
     from PIL import Image
     from vllm.connections import HTTPConnection
 
@@ -181,7 +181,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     for name in ("get_bytes", "async_get_bytes", "get_response", "get_async_response"):
         monkeypatch.setattr(HTTPConnection, name, fail)
-    monkeypatch.setattr(aiohttp.ClientSession, "_request", fail)
+    monkeypatch.setattr(httpcore.AsyncConnectionPool, "stream", fail)
     monkeypatch.setattr(Image, "open", fail)
     return found
 
@@ -215,7 +215,7 @@ async def test_pictures_of_a_listed_domain_go_to_the_queue(tmp_path: Path, large
         site.answers = [answered("200 OK", b"first"), answered("200 OK", b"second")]
         asked = said(image(site.url()), TEXT, image(DATA), image(site.url()))
         asked["user"] = "u" * 20_000 * large  # a large body is rendered in another loop
-        found, queue = await answers(model, {"two": (CHAT, asked)}, "127.0.0.1")
+        found, queue = await answers(model, {"two": (CHAT, asked)}, site.domain)
     (media,) = queue.media
     assert media is not None
     assert sorted(media.values()) == [b"first", BYTES, b"second"], found
@@ -231,8 +231,8 @@ async def test_a_picture_that_is_gone_ends_its_request_unless_the_queue_has_it(
     model = write_picture_model(tmp_path / "model")
     queue = Queue()
     queue.is_known = is_known
-    app = await front_end(queue, ModelProfile("adder", str(model)), "127.0.0.1")
     async with serving() as site:
+        app = await front_end(queue, ModelProfile("adder", str(model)), site.domain)
         site.answers = [answered("404 Not Found")]
         await answer(app, CHAT, {"model": "adder"} | said(image(site.url())))
     context = CURRENT.get()
@@ -249,8 +249,8 @@ async def test_what_was_asked_before_is_not_sent_again(tmp_path: Path) -> None:
     model = write_picture_model(tmp_path / "model")
     queue = Queue()
     queue.is_known = True
-    app = await front_end(queue, ModelProfile("adder", str(model)), "127.0.0.1")
     async with serving() as site:
+        app = await front_end(queue, ModelProfile("adder", str(model)), site.domain)
         site.answers = [answered("200 OK", b"another")]
         await answer(app, CHAT, {"model": "adder"} | said(image(site.url())))
     assert queue.media == [None]
