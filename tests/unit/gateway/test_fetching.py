@@ -330,21 +330,30 @@ async def test_no_site_sends_more_than_the_bound(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "piece",
+    ("piece", "why"),
     [
-        b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1000,
-        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 10_000,
-        b"HTTP/1.1 200 OK\r\na: " + b"b" * 100_000,
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nb\r\n" * 200_000,
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * 300_000,
-        b"SSH-2.0-secret\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n",
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1000, "sent too much"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 10_000, "sent too much"),
+        (b"HTTP/1.1 200 OK\r\na: " + b"b" * 100_000, "sent too much"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nb\r\n" * 200_000,
+            "too small pieces",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * 300_000,
+            "ProtocolError",
+        ),
+        (b"SSH-2.0-secret\r\n", "ProtocolError"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "ProtocolError"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "ProtocolError",
+        ),
     ],
 )
 @pytest.mark.usefixtures("fake_clock")
 async def test_no_site_sends_more_than_its_picture(
-    piece: bytes, monkeypatch: pytest.MonkeyPatch
+    piece: bytes, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def flood(writer: asyncio.StreamWriter) -> None:
         for _ in range(100):
@@ -360,7 +369,7 @@ async def test_no_site_sends_more_than_its_picture(
         asked = context()
         with pytest.raises(GatewayError) as refused:
             await fetcher(site.domain).content(site.url(path="/x?secret"), asked, 60.0)
-    assert refused.value.status in (400, 422, 502)
+    assert why in refused.value.message
     assert "secret" not in refused.value.message
 
 
