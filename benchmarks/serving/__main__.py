@@ -38,7 +38,7 @@ from benchmarks.serving.figures import (
 )
 from benchmarks.serving.shape import measure as measure_shape
 from benchmarks.serving.shape import plan_for as plan_for_shape
-from benchmarks.serving.sides import Engine
+from benchmarks.serving.sides import EVERYBODY, Engine
 from benchmarks.serving.stage import WORKERS, Stage, arithmetic_stage, long_stage, share_cores
 from benchmarks.yard import end_in_order
 
@@ -80,8 +80,7 @@ def plan_for(rounds: int, *, quick: bool) -> Plan:
     """The plan; ``quick`` has the fewest engines that cover all code, as their start dominates."""
     if quick:
         return Plan(1, 256, 16, 2.0, 1, ("tokenyard",), ("tokenyard", "program"))
-    everybody: Sequence[Engine] = ("tokenyard", "program", "async", "serve")
-    return Plan(rounds, 4096, 256, 20.0, WORKERS, everybody, everybody)
+    return Plan(rounds, 4096, 256, 20.0, WORKERS, EVERYBODY, EVERYBODY)
 
 
 def measure_full(stage: Stage, requests: int, rounds: int) -> list[Round]:

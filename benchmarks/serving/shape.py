@@ -16,7 +16,7 @@ from benchmarks.device import on_gpu, used_mib, wait_until_free
 from benchmarks.llama import SHAPES, Shape, model_spec, models_folder, shrunken, write_llama
 from benchmarks.progress import tell, told
 from benchmarks.serving.case import Load, Outcome, Task, Workload, long_workload, poisson
-from benchmarks.serving.sides import OF_ENGINE, Engine, Ready, Side, begin
+from benchmarks.serving.sides import EVERYBODY, Engine, Ready, Side, begin
 
 _STREAMED: Final = frozenset({"stepped", "tokenyard_stream", "async", "serve_stream"})
 _SEED: Final = 6
@@ -34,7 +34,7 @@ class Plan:
     rounds: int
     paced_s: float  # duration of the streams at half load
     limit_s: float
-    waves: Sequence[Sequence[Engine]] = (tuple(OF_ENGINE),)
+    waves: Sequence[Sequence[Engine]] = (EVERYBODY,)
     on_gpu: bool = True
 
 
@@ -72,7 +72,7 @@ def plan_for(name: str, rounds: int, limit_s: float, *, quick: bool) -> Plan:
         rounds=rounds,
         paced_s=6.0,
         limit_s=limit_s,
-        waves=(tuple(OF_ENGINE),) if is_small else (("program", "tokenyard"), ("serve", "async")),
+        waves=(EVERYBODY,) if is_small else (("program", "tokenyard"), ("serve", "async")),
         on_gpu=on_gpu(),
     )
 

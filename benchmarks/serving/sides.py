@@ -32,6 +32,8 @@ OF_ENGINE: Final[Mapping[Engine, tuple[str, ...]]] = {
     "rust": ("rust_stream",),
     "async": ("async",),
 }
+#: Those that `serving.py` compares.
+EVERYBODY: Final[tuple[Engine, ...]] = ("tokenyard", "program", "async", "serve")
 _FRONTS: Final[Mapping[Engine, Front]] = {"serve": "vllm", "rust": "vllm-rs"}
 
 

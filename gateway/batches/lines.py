@@ -184,7 +184,11 @@ class LineAsker:
         url = told.pop("file_url", None)
         if not isinstance(url, str):
             raise invalid("file_url", "give the URL of the sound")
-        content = await self._front_ends.fetcher.content(url, context, AUDIO_TIMEOUT_S)
+        try:
+            content = await self._front_ends.fetcher.content(url, context, AUDIO_TIMEOUT_S)
+        except GatewayError as error:
+            message = f"file_url: {error.message}"
+            raise GatewayError(error.status, message, param="file_url") from error
         fields = [
             (name, one)
             for name, value in told.items()

@@ -20,6 +20,7 @@ from tests.docs.pages import ROOT
 from tests.engines.chats import CASES, REFUSED, STRICTER, STYLES, Case, call, say, write_model
 from tests.engines.harness import spec_of
 from tests.engines.on_cpu import ON_CPU
+from tests.support.builders import make_assignment
 from tokenyard.protocol.chat import MEDIA_PARTS, RESERVED_KWARGS, TEXT_PARTS
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import parse_request, read_chat_options
@@ -73,10 +74,14 @@ class Pair:
         [prompt] = self._llm.prompts
         return prompt
 
+    def rendered(self, request: Request, accepted_ms: int = NOON_MS) -> list[int]:
+        """The worker's prompt for a chat that was accepted then."""
+        return self._chat.prompt(make_assignment(request, sid=f"normal/{accepted_ms}-0")).tokens
+
     def ours(self, case: Case) -> list[int]:
         """The worker's prompt for the chat that came over the wire."""
         try:
-            return self._chat.tokens(over_the_wire(case), NOON_MS)
+            return self.rendered(over_the_wire(case))
         except InvalidRequest as error:
             raise Refusal(str(error)) from error
 
@@ -251,15 +256,14 @@ def test_a_refusal_quotes_the_reason_of_the_template(pair_of: Callable[[str | No
 
 def test_every_attempt_has_the_same_date(pair_of: Callable[[str | None], Pair]) -> None:
     # Given a template that writes the date
-    chat = pair_of("gpt-oss")._chat
+    pair = pair_of("gpt-oss")
     request = over_the_wire(CASES["plain"][0])
-    tokenizer = pair_of("gpt-oss").tokenizer
 
     # If a request of the last day of a year is rendered at any later time
-    prompt = chat.tokens(request, 1_924_991_999_000)
+    prompt = pair.rendered(request, 1_924_991_999_000)
 
     # I expect that day in its prompt.
-    assert "Current date: 2030-12-31" in tokenizer.decode(prompt)
+    assert "Current date: 2030-12-31" in pair.tokenizer.decode(prompt)
 
 
 def test_rendering_leaves_the_request_unchanged(pair_of: Callable[[str | None], Pair]) -> None:
@@ -268,19 +272,19 @@ def test_rendering_leaves_the_request_unchanged(pair_of: Callable[[str | None], 
     request = over_the_wire(case)
     work = request.work
 
-    first = pair_of("hermes")._chat.tokens(request, NOON_MS)
+    first = pair_of("hermes").rendered(request)
 
-    assert pair_of("hermes")._chat.tokens(request, NOON_MS) == first
+    assert pair_of("hermes").rendered(request) == first
     assert (request.messages, request.work) == (case.messages, work)
 
 
 def test_an_over_long_chat_is_refused_before_it_is_tokenized(
     pair_of: Callable[[str | None], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = pair_of("llama-3")._chat
-    monkeypatch.setattr(chat, "_encode", None)
+    pair = pair_of("llama-3")
+    monkeypatch.setattr(pair._chat, "_encode", None)
     with pytest.raises(InvalidRequest, match=r"messages: has 500.* characters, more than 4096"):
-        chat.tokens(over_the_wire(Case([say("user", "x" * 500_000)])), NOON_MS)
+        pair.rendered(over_the_wire(Case([say("user", "x" * 500_000)])))
 
 
 def test_part_types_equal_those_of_vllm(pair_of: Callable[[str | None], Pair]) -> None:

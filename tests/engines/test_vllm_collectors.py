@@ -16,6 +16,7 @@ from worker.engines.vllm.branches import Branch
 from worker.engines.vllm.collectors import (
     Continued,
     Diverged,
+    EnginePrompt,
     EngineRequest,
     OutputCollector,
     Repeated,
@@ -28,7 +29,7 @@ LETTERS.decoder = decoders.Fuse()
 
 
 def asked(assignment: Assignment) -> EngineRequest:
-    return EngineRequest.of(assignment, [0, 1])
+    return EngineRequest.of(assignment, EnginePrompt([0, 1]))
 
 
 def output(

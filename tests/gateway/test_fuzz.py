@@ -53,6 +53,8 @@ SHARES: Final[dict[str, int]] = {
     "POST /v1/responses": 50,
     "POST /v1/messages": 50,
     **{f"POST {path}": 10 for path in POOLING},
+    "POST /v1/audio/transcriptions": 10,
+    "POST /v1/audio/translations": 10,
     "POST /v1/messages/count_tokens": 15,
     "POST /tokenize": 15,
     "POST /detokenize": 10,

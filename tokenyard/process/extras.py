@@ -22,7 +22,7 @@ _PACKAGES: Final = {
     "board": ("anyio", "httptools", "jinja2", "markupsafe", "starlette", "uvicorn"),
     "s3": ("obstore",),
     "bridge": ("zmq",),
-    "gateway": ("python_multipart", "uvloop", "yarl"),
+    "gateway": ("python_multipart", "uvloop"),
     "tracing": ("opentelemetry",),
 }
 #: Extra by import name.
