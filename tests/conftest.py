@@ -66,7 +66,10 @@ OF_VLLM = (
     "gpu",
     "unit/benchmarks/test_serving.py",
     "unit/benchmarks/test_shape.py",
+    "unit/engines/test_chat_parity.py",
     "unit/engines/test_sensors.py",
+    "unit/engines/test_vllm_branches.py",
+    "unit/engines/test_vllm_collectors.py",
     "unit/gateway",
 )
 LEFTOVER_GRACE_S = 30.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engines.harness import ask
-from tests.engines.test_vllm_collectors import LETTERS, output, take
+from tests.unit.engines.test_vllm_collectors import LETTERS, output, take
 from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
 from worker.engines.resume import TextStream

@@ -16,13 +16,13 @@ from worker.engines.vllm.branches import Branch
 from worker.engines.vllm.collectors import (
     Continued,
     Diverged,
-    EnginePrompt,
     EngineRequest,
     OutputCollector,
     Repeated,
     Streamed,
     Whole,
 )
+from worker.engines.vllm.request import EnginePrompt
 
 LETTERS = Tokenizer(models.WordLevel({chr(97 + at): at for at in range(26)}, "a"))
 LETTERS.decoder = decoders.Fuse()
