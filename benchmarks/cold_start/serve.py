@@ -17,11 +17,13 @@ from typing import Final, Literal
 
 from benchmarks.child import run_child
 from benchmarks.cold_start.case import TIMEOUT_S, Task, Timed, phases
+from benchmarks.progress import tell
 from benchmarks.serving.case import engine_arguments
 from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import last_lines
 from gateway.bridge.unit import front_command, named_vllm
 from tokenyard.process.children import start_child, stop_child
+from tokenyard.protocol.errors import SettingsError
 from worker.models import ModelSpec
 
 HOST: Final = "127.0.0.1"
@@ -106,6 +108,16 @@ class Server:
                 self.seen[phase] = time.monotonic()
 
 
+def has_rust() -> bool:
+    """Whether the front end in Rust is here; says where it was looked for."""
+    try:
+        front_command("vllm-rs")
+    except SettingsError as error:
+        tell(f"without vllm-rs: {error}")
+        return False
+    return True
+
+
 @contextmanager
 def served(model: ModelSpec, front: Front = "vllm") -> Iterator[Server]:
     """Start a server; it is up after `Server.wait_until_healthy`."""
@@ -119,7 +131,11 @@ def served(model: ModelSpec, front: Front = "vllm") -> Iterator[Server]:
 @contextmanager
 def _started(model: ModelSpec, folder: Path, front: Front) -> Iterator[Server]:
     port, log = free_port(), folder / "serve.log"
-    command = [*front_command(front), "serve", model.path, "--host", HOST, "--port", str(port)]
+    # The program of this interpreter, whatever else is on the PATH.
+    program = (
+        [str(Path(sys.executable).parent / front)] if front == "vllm" else front_command(front)
+    )
+    command = [*program, "serve", model.path, "--host", HOST, "--port", str(port)]
     command += [*_options(model), *_OPTIONS[front]]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1"}
     environment["VLLM_RS_PYTHON"] = sys.executable

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import click
 
+from benchmarks.cold_start.serve import has_rust
 from benchmarks.gateway.client import Clients, clients
 from benchmarks.gateway.figures import FLEET, Load, Round, show, summary
 from benchmarks.gateway.sides import Side, bridge_side, serve_side, yard_side
@@ -36,8 +37,6 @@ from benchmarks.serving.stage import (
     share_cores,
 )
 from benchmarks.yard import end_in_order
-from gateway.bridge.unit import front_command
-from tokenyard.protocol.errors import SettingsError
 
 _LEAST_PACED: Final = 8
 _WARM_UP: Final = 32
@@ -131,12 +130,7 @@ def _start(stack: ExitStack, sides: Starting, *, together: bool) -> dict[str, Si
 
 def _sides(bench: Bench, plan: Plan) -> Starting:
     sides: Starting = {"gateway": yard_side(bench.workload, 1), "serve": serve_side(bench.workload)}
-    if plan.together:
-        return sides
-    try:
-        front_command("vllm-rs")
-    except SettingsError as error:
-        tell(f"without vllm-rs: {error}")
+    if plan.together or not has_rust():
         return sides
     rust = serve_side(bench.workload, "vllm-rs")
     return {**sides, "rust": rust, "bridge": bridge_side(bench.workload)}

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import click
 
+from benchmarks.cold_start.serve import has_rust
 from benchmarks.host_path.broker import instructions_per_delta
 from benchmarks.host_path.device import Timing, read_timing
 from benchmarks.llama import Shape, model_spec, models_folder, write_llama
@@ -38,8 +39,6 @@ from benchmarks.serving.case import (
 from benchmarks.serving.figures import cell
 from benchmarks.serving.sides import OF_ENGINE, Engine, Side, begin
 from benchmarks.yard import end_in_order
-from gateway.bridge.unit import front_command
-from tokenyard.protocol.errors import SettingsError
 
 #: A model without much to load; the device takes the time of a larger one.
 SHAPE: Final = Shape("llama-host", 128, 2, 2, 1, 256, 32_000)
@@ -130,7 +129,8 @@ def stage(plan: Plan) -> Iterator[Stage]:
     with models_folder() as models, ExitStack() as stack:
         path = write_llama(SHAPE, models)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
-        reports = {engine: folder / engine for engine in ENGINES if _is_here(engine)}
+        engines = [one for one in ENGINES if one != "rust" or has_rust()]
+        reports = {engine: folder / engine for engine in engines}
         begun = {
             engine: begin(engine, workload_for(engine, plan, path, report), stack)
             for engine, report in reports.items()
@@ -143,17 +143,6 @@ def stage(plan: Plan) -> Iterator[Stage]:
             sides |= {name: side for name, side in found.items() if name in SIDES}
             of_side |= dict.fromkeys(OF_ENGINE[engine], reports[engine])
         yield Stage(sides, of_side)
-
-
-def _is_here(engine: Engine) -> bool:
-    if engine != "rust":
-        return True
-    try:
-        front_command("vllm-rs")
-    except SettingsError as error:
-        tell(f"left out: {error}")
-        return False
-    return True
 
 
 def measure(plan: Plan) -> Report:

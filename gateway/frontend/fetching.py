@@ -11,7 +11,7 @@ import functools
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from typing import Any, Final
@@ -148,7 +148,7 @@ class _Fetching:
         self.until = 0.0
         self._lock = asyncio.Lock()
         self._count = 0
-        self._is_in = False
+        self._held: AsyncExitStack | None = None
 
     @asynccontextmanager
     async def place(self, *turns: asyncio.Semaphore) -> AsyncIterator[None]:
@@ -159,23 +159,18 @@ class _Fetching:
         self._count += 1
         try:
             async with self._lock:
-                if not self._is_in:
-                    for number, turn in enumerate(turns):
-                        try:
-                            await turn.acquire()
-                        except BaseException:
-                            for taken in turns[:number]:
-                                taken.release()
-                            raise
-                    self._is_in = True
+                if self._held is None:
+                    async with AsyncExitStack() as taken:
+                        for turn in turns:
+                            await taken.enter_async_context(turn)
+                        self._held = taken.pop_all()
                     self.until = asyncio.get_running_loop().time() + _ALL_S
             yield
         finally:
             self._count -= 1
-            if not self._count and self._is_in:
-                self._is_in = False
-                for turn in turns:
-                    turn.release()
+            if not self._count and self._held is not None:
+                held, self._held = self._held, None
+                await held.aclose()
 
 
 def is_public(text: str) -> bool:
