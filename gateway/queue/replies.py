@@ -139,21 +139,28 @@ class ReplyReader:
         """
         now = clock.monotonic()
         if is_elsewhere or self._router.find(request_id):
-            pending = PendingRequest(request_id, None, now, needs_tokens=True)
-            self._elsewhere[pending] = None
+            pending = PendingRequest(request_id, None, now)
         else:
             pending = self._router.open(request_id, None, now)
         pending.is_interleaved = is_whole
         stream = self._streams[pending] = ReplyStream(client, pending)
         pending.listeners.append(lambda _: self._news.append(stream))
+        if is_elsewhere:
+            self._follow_ledger(pending)
         return stream
+
+    def _follow_ledger(self, pending: PendingRequest) -> None:
+        """Only of a request that was submitted: a missing ledger means that it has expired."""
+        pending.is_submitted = pending.needs_tokens = True
+        self._elsewhere[pending] = None
 
     async def accepted(self, stream: ReplyStream, *, is_new: bool) -> None:
         """The queue has the request; one that is not new is answered elsewhere, as seen at once."""
-        stream.pending.is_submitted = True
-        if not is_new:
-            self._elsewhere[stream.pending] = None
-            stream.pending.needs_tokens = True
+        pending = stream.pending
+        pending.is_submitted = True
+        # Frames go to the one that asked first, which may not be the one that was new.
+        if not is_new or self._router.find(pending.id) is not pending:
+            self._follow_ledger(pending)
             await self.look_at([stream])
 
     def forget(self, stream: ReplyStream) -> None:

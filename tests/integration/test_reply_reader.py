@@ -131,11 +131,26 @@ def test_a_second_reader_of_the_same_request_gets_all_from_the_first(
     async def scene(rig: Rig) -> None:
         rig.keep("one", 1)
         first, second = rig.follow("one"), rig.follow("one")
+        await rig.reader.accepted(second, is_new=True)
         rig.publish(delta("one", 0))
         assert [await seqs(first, 1), await seqs(second, 1)] == [[0], [0]]
         rig.keep("one", 2, result("one", 2))
         rig.publish(result("one", 2))
         assert [await seqs(first), await seqs(second)] == [[2], [2]]
+
+    run(scene)
+
+
+def test_a_second_reader_is_told_nothing_before_its_request_is_accepted(
+    run: Callable[[Scene], None],
+) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.follow("one")
+        second = rig.follow("one")
+        await rig.reader._look_again()  # the ledger is not there yet
+        rig.keep("one", 1)
+        await rig.reader.accepted(second, is_new=False)
+        assert await seqs(second, 1) == [0]
 
     run(scene)
 
