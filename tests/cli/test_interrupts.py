@@ -86,12 +86,13 @@ def press_ctrl_c(ours: int) -> None:
 def press_ctrl_c_until_it_ends(process: subprocess.Popen[bytes], ours: int) -> int:
     """Press Ctrl-C until the program ends; its status.
 
-    CPython's `input` may see a signal that comes just before it reads only with the next one.
+    CPython's `input` may see a signal that comes just before it reads only with the next one. One
+    that comes when the program is ending kills it, so it has time to end.
     """
-    for _ in range(int(END_S)):
+    for _ in range(3):
         press_ctrl_c(ours)
         with suppress(subprocess.TimeoutExpired):
-            return process.wait(1)
+            return process.wait(END_S / 3)
     raise AssertionError("Ctrl-C does not end it")
 
 
