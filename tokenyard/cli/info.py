@@ -38,10 +38,7 @@ Show = Callable[[RenderableType], None]
 @click.command(cls=PlainCommand, short_help="Show the state of a yard.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, on one line.")
 @click.option(
-    "--interval",
-    type=click.FloatRange(0.1),
-    metavar="SECONDS",
-    help="Refresh at this interval.",
+    "--interval", type=click.FloatRange(0.1), metavar="SECONDS", help="Refresh at this interval."
 )
 @click.option(
     "--count",

@@ -138,11 +138,7 @@ def change_named(yard: Yard, names: Sequence[str], change: Change) -> Changed:
 
 
 def change_wanted(
-    yard: Yard,
-    wanted: LetterFilter,
-    last: str,
-    change: Change,
-    within_s: float,
+    yard: Yard, wanted: LetterFilter, last: str, change: Change, within_s: float
 ) -> Changed:
     """Change all wanted letters up to ``last``, the oldest first, until the time is over."""
     changed = Changed()

@@ -14,14 +14,7 @@ import msgspec
 
 from tokenyard.ops.control import Signals, Unacknowledged, await_answers
 from tokenyard.ops.names import find_model, find_worker
-from tokenyard.ops.operation import (
-    Caller,
-    Field,
-    Operation,
-    Outcome,
-    Preview,
-    operation,
-)
+from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.ops.placement import place_anywhere, place_at
 from tokenyard.ops.signals import Mode
 from tokenyard.protocol.control import Command, DesiredState, DesiredStates, Invalid

@@ -13,9 +13,7 @@ from tokenyard.ops.names import find
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.ops.tenants_file import setting_fault
 from tokenyard.protocol.errors import BadInput, BrokerUnavailable, Refused
-from tokenyard.protocol.keys import (
-    is_tenant,
-)
+from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.tenants import (
     DEFAULTS,
     TENANT_RULE,
@@ -56,9 +54,7 @@ class TenantChange(Struct, frozen=True, kw_only=True):
 
 
 def set_tenant(
-    yard: Yard,
-    name: str,
-    after: Callable[[TenantSettings], TenantSettings | None],
+    yard: Yard, name: str, after: Callable[[TenantSettings], TenantSettings | None]
 ) -> TenantChange:
     """Change the settings of a tenant, whatever other operators do at the same time.
 
@@ -166,12 +162,7 @@ def _digest(settings: TenantSettings) -> str:
 
 @operation("tenant.set", "Set a tenant", _preview_set, role="admin")
 def set_one(
-    yard: Yard,
-    _caller: Caller,
-    *,
-    tenant: Tenant,
-    seen: Seen = "",
-    **settings: Unpack[NewSettings],
+    yard: Yard, _caller: Caller, *, tenant: Tenant, seen: Seen = "", **settings: Unpack[NewSettings]
 ) -> Outcome:
     """Set the share and the limits of a tenant; what is not given stays.
 
@@ -247,11 +238,7 @@ def _set_ones(yard: Yard, tenants: Sequence[str]) -> list[TenantView]:
 
 
 @operation(
-    "tenant.remove",
-    "Remove settings of tenants",
-    _preview_remove,
-    role="admin",
-    is_dangerous=True,
+    "tenant.remove", "Remove settings of tenants", _preview_remove, role="admin", is_dangerous=True
 )
 def remove(yard: Yard, _caller: Caller, *, tenant: ChosenTenants) -> Outcome:
     """Remove what is set for tenants: they have weight 1 and no limits then.

@@ -178,12 +178,7 @@ def _named(yard: Yard, given: Parameters) -> tuple[str, str]:
     if given.texts("client") not in ([], [""]):
         return given_request(given)
     _, request_id = checked_request(DEFAULT_CLIENT, (given.texts("id") or [""])[0])
-    owners = find_owners(
-        yard,
-        request_id,
-        most_keys=MOST_KEYS_FOR_ID,
-        most_entries=MOST_ENTRIES,
-    )
+    owners = find_owners(yard, request_id, most_keys=MOST_KEYS_FOR_ID, most_entries=MOST_ENTRIES)
     until = "" if owners.is_whole else f" among the first {MOST_KEYS_FOR_ID:,} keys of the server"
     if not owners.clients:
         raise NotFound(

@@ -99,10 +99,7 @@ def _server(info: Mapping[str, str] | None) -> dict[str, Any]:
     if info is None:
         return {}
     numbers = ("used_memory", "maxmemory", "connected_clients")
-    return {
-        "name": server_name(info),
-        **{name: int(info.get(name, 0) or 0) for name in numbers},
-    }
+    return {"name": server_name(info), **{name: int(info.get(name, 0) or 0) for name in numbers}}
 
 
 def _rate(view: YardView) -> float:

@@ -22,11 +22,7 @@ COMMANDS: Final = {
 }
 
 
-@click.group(
-    cls=LazyGroup,
-    places=COMMANDS,
-    short_help="Run files of requests, here or by RQ.",
-)
+@click.group(cls=LazyGroup, places=COMMANDS, short_help="Run files of requests, here or by RQ.")
 def batch() -> None:
     """Batch jobs: a file of requests in, a file of answers out, one for each line.
 
