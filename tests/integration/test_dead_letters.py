@@ -9,16 +9,16 @@ import pytest
 from tests.support.builders import make_request
 from tests.support.letters import bury, left
 from tests.support.yard import PlayedYard
-from tokenyard.ops.letters import (
-    GONE,
-    NO_CLIENT,
-    change_named,
-    change_wanted,
-    drop_letters,
-    requeue_letters,
-)
+from tokenyard.ops.letters import GONE, NO_CLIENT, change_letters, drop_letters, requeue_letters
 from tokenyard.yard import letters
-from tokenyard.yard.letters import NO_CODE, LetterFilter, count_letters, read_page
+from tokenyard.yard.letters import (
+    NO_CODE,
+    LetterFilter,
+    all_heads,
+    count_letters,
+    named_heads,
+    read_page,
+)
 
 pytestmark = pytest.mark.valkey_only
 YEAR_2026_MS = 1_767_225_600_000
@@ -61,7 +61,7 @@ def test_what_cannot_run_again_has_a_reason(yard: PlayedYard) -> None:
     yard.assign(yard.worker(), runs)
     yard.connection.hset(yard.keys.ledger(other.client, other.id), "state", "completed")
 
-    changed = change_named(yard, [*letters, "1-1"], requeue_letters)
+    changed = change_letters(yard, named_heads(yard, [*letters, "1-1"]), requeue_letters)
 
     assert changed.done == 1
     assert changed.problems == {
@@ -95,7 +95,8 @@ def test_pieces_of_long_letters_are_small(
         return drop_letters(yard, heads)
 
     last = left(yard)[-1]
-    changed = change_wanted(yard, LetterFilter(), last, drop, 60.0)
+    found = all_heads(yard, LetterFilter(), last)
+    changed = change_letters(yard, ([(one.letter, one) for one in each] for each in found), drop)
 
     assert (changed.done, left(yard)) == (60, [])
     # Twenty, and then less than five at a time.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypedDict, Unpack
 
@@ -47,6 +47,8 @@ _LONGEST: Final = 200  # characters of a reason
 
 #: Does something with letters; for each why it was impossible, or "".
 Change = Callable[[Yard, Sequence[DeadLetter]], list[str]]
+#: Letters by name, None where it is gone.
+Piece = Sequence[tuple[str, DeadLetter | None]]
 
 
 @dataclass(slots=True)
@@ -61,18 +63,13 @@ class Changed:
     #: False: the time was over before all were looked at.
     is_whole: bool = True
 
-    def add(self, names: Sequence[str], problems: Sequence[str]) -> None:
-        """Count the outcomes of some letters."""
-        failed = [(name, why) for name, why in zip(names, problems, strict=True) if why]
-        self.done += len(names) - len(failed)
-        self.problems.update(why for _, why in failed)
+    def add(self, problems: Mapping[str, str]) -> None:
+        """Count the outcomes of some letters: why each was left as it is, or ""."""
+        failed = {name: why for name, why in problems.items() if why}
+        self.done += len(problems) - len(failed)
+        self.problems.update(failed.values())
         room = _MOST_EXAMPLES - len(self.examples)
-        self.examples += [name for name, why in failed if why != GONE][:room]
-
-    def apply(self, change: Change, yard: Yard, heads: Sequence[DeadLetter]) -> None:
-        """Change some letters and count what came of it."""
-        if heads:
-            self.add([head.letter for head in heads], change(yard, heads))
+        self.examples += [name for name, why in failed.items() if why != GONE][:room]
 
 
 def requeue_letters(yard: Yard, heads: Sequence[DeadLetter]) -> list[str]:
@@ -127,27 +124,20 @@ def drop_letters(yard: Yard, heads: Sequence[DeadLetter]) -> list[str]:
     return ["" if deleted else GONE for deleted in pipeline.execute()]
 
 
-def change_named(yard: Yard, names: Sequence[str], change: Change) -> Changed:
-    """Change the letters of these names."""
-    changed = Changed()
-    for piece in named_heads(yard, list(dict.fromkeys(names))):
-        gone = [name for name, head in piece if head is None]
-        changed.add(gone, [GONE] * len(gone))
-        changed.apply(change, yard, [head for _, head in piece if head])
-    return changed
-
-
-def change_wanted(
-    yard: Yard, wanted: LetterFilter, last: str, change: Change, within_s: float
+def change_letters(
+    yard: Yard, pieces: Iterable[Piece], change: Change, within_s: float = math.inf
 ) -> Changed:
-    """Change all wanted letters up to ``last``, the oldest first, until the time is over."""
+    """Change the letters of all pieces, one piece after the other, until the time is over."""
     changed = Changed()
     give_up = clock.monotonic() + within_s
-    for piece in all_heads(yard, wanted, last):
+    for piece in pieces:
         if clock.monotonic() > give_up:
             changed.is_whole = False
             break
-        changed.apply(change, yard, piece)
+        heads = [head for _, head in piece if head]
+        problems = dict.fromkeys((name for name, _ in piece), GONE)
+        names = (head.letter for head in heads)
+        changed.add(problems | dict(zip(names, change(yard, heads), strict=True)))
     return changed
 
 
@@ -181,29 +171,11 @@ class LetterSelection(TypedDict, total=False):
     upto: Annotated[str, Field(is_hidden=True)]  # the newest letter when it was asked for
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """One of the two things to do with letters."""
-
-    verb: str  # "Requeue"
-    done: str  # "requeued"
-    means: str
-    change: Change
-
-
-_REQUEUE: Final = _Kind(
-    "Requeue",
-    "requeued",
+_REQUEUED: Final = (
     "Requests wait again under their ids, and new results replace the failed ones."
-    " An expired deadline stays expired.",
-    requeue_letters,
+    " An expired deadline stays expired."
 )
-_DROP: Final = _Kind(
-    "Drop",
-    "dropped",
-    "This cannot be undone. Results of requests stay until they expire.",
-    drop_letters,
-)
+_DROPPED: Final = "This cannot be undone. Results of requests stay until they expire."
 
 
 def wanted_letters(given: Mapping[str, Any]) -> LetterFilter:
@@ -213,10 +185,7 @@ def wanted_letters(given: Mapping[str, Any]) -> LetterFilter:
         raise BadInput(f"reason: give one of {', '.join(REASONS)}", "reason")
     return LetterFilter(
         code=code,
-        model=given.get("model", ""),
-        client=given.get("client", ""),
-        tenant=given.get("tenant", ""),
-        text=given.get("text", ""),
+        **{name: given.get(name, "") for name in ("model", "client", "tenant", "text")},
         since_ms=_time("since", given.get("since", "")),
         until_ms=_time("until", given.get("until", "")),
     )
@@ -239,13 +208,13 @@ def _words_of(given: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {text}" for name, text in named)
 
 
-def _preview_of(kind: _Kind) -> Callable[..., Preview]:
+def _preview_of(verb: str, means: str) -> Callable[..., Preview]:
     def preview(yard: Yard, _caller: Caller, **given: Unpack[LetterSelection]) -> Preview:
         names = _named(yard, given)
         if names:
             pieces = named_heads(yard, names[:_MOST_ITEMS])
             items = [_item(name, head) for piece in pieces for name, head in piece]
-            return Preview(f"{kind.verb} {_letters(len(names))}. {kind.means}", items, len(names))
+            return Preview(f"{verb} {_letters(len(names))}. {means}", items, len(names))
         last, words = _last(yard, given), _words_of(given)
         found = count_letters(yard, wanted_letters(given), last, _COUNT_S)
         if not found.count:
@@ -254,8 +223,8 @@ def _preview_of(kind: _Kind) -> Callable[..., Preview]:
         at = datetime.datetime.fromtimestamp(_seconds(last), datetime.UTC)
         least = "" if found.is_whole else "at least "
         return Preview(
-            f"{kind.verb} {least}{_letters(found.count)}{f' with {words}' if words else ''}, up to"
-            f" the one of {at:%Y-%m-%d %H:%M:%S}Z; later ones stay. {kind.means}",
+            f"{verb} {least}{_letters(found.count)}{f' with {words}' if words else ''}, up to"
+            f" the one of {at:%Y-%m-%d %H:%M:%S}Z; later ones stay. {means}",
             [_item(head.letter, head) for head in found.first],
             found.count,
         )
@@ -263,26 +232,30 @@ def _preview_of(kind: _Kind) -> Callable[..., Preview]:
     return preview
 
 
-def _change(yard: Yard, caller: Caller, kind: _Kind, given: LetterSelection) -> Outcome:
+def _change(
+    yard: Yard, caller: Caller, done: str, change: Change, given: LetterSelection
+) -> Outcome:
     names = _named(yard, given)
     if names:
-        changed = change_named(yard, names, kind.change)
+        changed = change_letters(yard, named_heads(yard, names), change)
         target = f"dead letter {names[0]}" if len(names) == 1 else _letters(len(names))
         details = {"letters": " ".join(names)}
     else:
         last, words = _last(yard, given), _words_of(given)
         within_s = math.inf if caller.role == COMMAND_LINE else _ACT_S
-        changed = change_wanted(yard, wanted_letters(given), last, kind.change, within_s)
+        found = all_heads(yard, wanted_letters(given), last)
+        pieces = ([(head.letter, head) for head in piece] for piece in found)
+        changed = change_letters(yard, pieces, change, within_s)
         target = f"dead letters with {words}" if words else "all dead letters"
         details = {"up to": last}
     if changed.examples:
         details["not done"] = " ".join(changed.examples)
     return Outcome(
-        _told(kind, changed),
+        _told(done, changed),
         cut(target, _TARGET),
         details=details,
         fields={
-            kind.done: changed.done,
+            done: changed.done,
             "not_done": dict(changed.problems),
             "examples": changed.examples,
             "is_whole": changed.is_whole,
@@ -298,7 +271,8 @@ def _named(yard: Yard, given: LetterSelection) -> list[str]:
         raise BadInput(f"letter: name at most {_MOST_NAMED} at once")
     if bool(names) == bool(given.get("all") or given.get("upto")):
         raise BadInput("name letters, or give --all")
-    return [name if is_entry(name) else _by_request(yard, name) for name in dict.fromkeys(names)]
+    found = (name if is_entry(name) else _by_request(yard, name) for name in names)
+    return list(dict.fromkeys(found))
 
 
 def _by_request(yard: Yard, name: str) -> str:
@@ -329,12 +303,12 @@ def _item(name: str, head: DeadLetter | None) -> str:
     return f"{name} ({owner}): {cut(head.reason, _ITEM)}"
 
 
-def _told(kind: _Kind, changed: Changed) -> str:
+def _told(done: str, changed: Changed) -> str:
     """What was done, and what not and why."""
-    said = [f"{_letters(changed.done)} {kind.done}"]
+    said = [f"{_letters(changed.done)} {done}"]
     if changed.problems:
         reasons = ", ".join(f"{count:,} ({why})" for why, count in changed.problems.most_common())
-        said.append(f"Not {kind.done}: {reasons}")
+        said.append(f"Not {done}: {reasons}")
     if not changed.is_whole:
         said.append(f"It stopped after {_ACT_S:.0f} s: do it again for the rest")
     return ". ".join(said)
@@ -344,7 +318,7 @@ def _letters(count: int) -> str:
     return "1 dead letter" if count == 1 else f"{count:,} dead letters"
 
 
-@operation("dead.requeue", "Requeue dead letters", _preview_of(_REQUEUE))
+@operation("dead.requeue", "Requeue dead letters", _preview_of("Requeue", _REQUEUED))
 def requeue(yard: Yard, caller: Caller, **given: Unpack[LetterSelection]) -> Outcome:
     """Submit the requests of dead letters again.
 
@@ -355,10 +329,10 @@ def requeue(yard: Yard, caller: Caller, **given: Unpack[LetterSelection]) -> Out
       tokenyard dead requeue 1763700000000-0
       tokenyard dead requeue --all --reason INFERENCE_ERROR --model adder
     """
-    return _change(yard, caller, _REQUEUE, given)
+    return _change(yard, caller, "requeued", requeue_letters, given)
 
 
-@operation("dead.drop", "Drop dead letters", _preview_of(_DROP), is_dangerous=True)
+@operation("dead.drop", "Drop dead letters", _preview_of("Drop", _DROPPED), is_dangerous=True)
 def drop(yard: Yard, caller: Caller, **given: Unpack[LetterSelection]) -> Outcome:
     """Delete dead letters; the results of their requests stay until they expire.
 
@@ -368,7 +342,7 @@ def drop(yard: Yard, caller: Caller, **given: Unpack[LetterSelection]) -> Outcom
       tokenyard dead drop q7
       tokenyard dead drop --all --until 2026-11-01T00:00
     """
-    return _change(yard, caller, _DROP, given)
+    return _change(yard, caller, "dropped", drop_letters, given)
 
 
 OPERATIONS: Final[tuple[Operation, ...]] = (requeue, drop)
