@@ -11,7 +11,7 @@ from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
 from tokenyard.protocol.control import ALL
 from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass, parse_pass
-from tokenyard.protocol.texts import counted, span
+from tokenyard.protocol.texts import counted, listed, span
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.yard.history import Snapshot
 from tokenyard.yard.pauses import all_pauses
@@ -99,9 +99,9 @@ def check_versions(snapshot: Snapshot) -> Iterator[Finding]:
             engines[info.model].add(version + weights)
     mixed = {model: found for model, found in engines.items() if len(found) > 1}
     for model, found in mixed.items():
-        listed = " and ".join(sorted(found))
+        served = f"{model} is served by {' and '.join(sorted(found))}"
         todo = "Finish the rolling upgrade: a request that moves may get different tokens."
-        yield warning("versions", f"{model} is served by {listed}", todo)
+        yield warning("versions", served, todo)
     if not mixed:
         yield ok("versions", "each model is served by one version")
 
@@ -169,9 +169,9 @@ def check_lanes(evidence: Evidence) -> Iterator[Finding]:
     strays = {worker: n for worker, n in evidence.sample.lanes.items() if worker not in known}
     held = {worker: n for worker, n in strays.items() if n}
     if held:
-        listed = ", ".join(f"{worker} ({n})" for worker, n in sorted(held.items())[:_MOST_NAMED])
+        lanes = listed([f"{worker} ({n})" for worker, n in sorted(held.items())], _MOST_NAMED)
         todo = "No worker will run these: submit them again under other ids, and report it."
-        yield fault("lanes", f"requests lie on lanes without a worker: {listed}", todo)
+        yield fault("lanes", f"requests lie on lanes without a worker: {lanes}", todo)
     else:
         yield ok("lanes", f"{len(evidence.sample.lanes)}, each with its worker")
 
@@ -211,13 +211,14 @@ def check_entries(evidence: Evidence) -> Iterator[Finding]:
     handshake, leads = snapshot.view.handshake, snapshot.view.leader is not None
     lost = evidence.lost
     if lost and lost.names:
-        named = ", ".join(lost.names[:_MOST_NAMED])
-        more = ", ..." if len(lost.names) > _MOST_NAMED else ""
-        found = f"{len(lost.names):,} of {lost.ledgers:,} requests have lost their entry"
+        found = (
+            f"{len(lost.names):,} of {lost.ledgers:,} requests have lost their entry:"
+            f" {listed(lost.names, _MOST_NAMED)}"
+        )
         todo = "The coordinator ends them as ENTRY_LOST; if not, see its log."
         if not leads:
             todo = "A coordinator ends them as ENTRY_LOST: start one."
-        yield (warning if leads else fault)("entries", f"{found}: {named}{more}", todo)
+        yield (warning if leads else fault)("entries", found, todo)
     ended = parse_pass(handshake.get(LAST_FOUND, ""))
     is_recent = ended is not None and snapshot.at_ms - ended.at_ms < _RECENT_MS
     if ended and is_recent:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 from urllib.parse import quote, unquote
 
 from tokenyard.protocol.control import ALL, DesiredState, model_scope, worker_scope
 from tokenyard.protocol.errors import BadInput, Refused
 from tokenyard.protocol.keys import is_name
-from tokenyard.protocol.texts import did_you_mean, printable
+from tokenyard.protocol.texts import did_you_mean, listed, printable
 from tokenyard.protocol.wire import MAX_ID_BYTES
 from tokenyard.yard.pauses import known_models, known_workers
 from tokenyard.yard.snapshot import RosterView, YardView
 from tokenyard.yard.tenants import TenantView
-
-_MOST_NAMED: Final = 10
 
 
 def find_model(
@@ -57,13 +54,11 @@ def find_tenant(known: Iterable[TenantView], name: str) -> TenantView:
 
 def find(kind: str, name: str, names: Iterable[str]) -> str:
     """The name itself, if it is one of ``names``; raises `Refused`."""
-    listed = list(names)
-    if name in listed:
+    known = list(names)
+    if name in known:
         return name
-    hint = printable(did_you_mean(name, listed)) or "."
-    more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
-    shown = ", ".join(map(printable, listed[:_MOST_NAMED])) + more
-    those = f"Known {kind}s: {shown}" if listed else f"The yard knows no {kind}"
+    hint = printable(did_you_mean(name, known)) or "."
+    those = f"Known {kind}s: {listed(known)}" if known else f"The yard knows no {kind}"
     raise Refused(f"there is no {kind} {name[:200]!r}{hint} {those}", kind)
 
 

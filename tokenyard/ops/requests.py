@@ -17,7 +17,7 @@ from tokenyard.ops.names import named_request
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.protocol.errors import BadInput, Refused
 from tokenyard.protocol.streams import unix_ms
-from tokenyard.protocol.texts import counted, printable
+from tokenyard.protocol.texts import counted, listed, printable
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Cancelled
@@ -273,9 +273,7 @@ def _selected(given: RequestSelection) -> tuple[list[Owned], str]:
     if len(names) > MOST:
         raise BadInput(f"more than {MOST:,} requests are selected: select fewer at once")
     owners = [named_request(name) for name in names]
-    shown = ", ".join(_name(*owner) for owner in owners[:_MOST_NAMED])
-    more = f" and {len(owners) - _MOST_NAMED:,} more" if len(owners) > _MOST_NAMED else ""
-    return owners, f"{shown}{more}"
+    return owners, listed([_name(*owner) for owner in owners], _MOST_NAMED)
 
 
 def _told(problems: Counter[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 _UNITS_MS: Final = {"": 1000, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -82,6 +82,13 @@ def cut(text: str, most: int) -> str:
 def counted(number: int, noun: str) -> str:
     """``1 worker``, ``2 workers``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """``a, b and 3 more``: the first names, each `printable`, and how many are left out."""
+    left_out = len(names) - most
+    more = f" and {left_out:,} more" if left_out > 0 else ""
+    return ", ".join(map(printable, names[:most])) + more
 
 
 def pip_install(extras: str) -> str:

@@ -20,7 +20,7 @@ from tokenyard.protocol.keys import (
 )
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import DEFAULTS, TenantSettings, decode_tenants
-from tokenyard.protocol.texts import counted
+from tokenyard.protocol.texts import counted, listed
 from tokenyard.protocol.yard import Yard
 
 #: Tenants that are read; of a longer line the shares are not known.
@@ -195,9 +195,7 @@ def tenant_turn(line: TenantLine, one: InLine) -> str:
 
 
 def _named(tenants: Sequence[str]) -> str:
-    names = ", ".join(name or NO_TENANT for name in tenants[:_MOST_NAMED])
-    more = f" and {len(tenants) - _MOST_NAMED} more" if len(tenants) > _MOST_NAMED else ""
-    return names + more
+    return listed([name or NO_TENANT for name in tenants], _MOST_NAMED)
 
 
 T = TypeVar("T")

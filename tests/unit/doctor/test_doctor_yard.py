@@ -59,7 +59,7 @@ LOST = LostEntries([f"anon/{at}" for at in range(7)], 100)
             "",
             sound(lost=LOST),
         ),
-        ("entries", "warning", "anon/4, ...", "", sound(lost=LOST)),
+        ("entries", "warning", "anon/4 and 2 more", "", sound(lost=LOST)),
         (
             "entries",
             "fault",

@@ -22,7 +22,7 @@ from tokenyard.protocol.errors import BadInput, UnknownRequest
 from tokenyard.protocol.keys import split_intake
 from tokenyard.protocol.media import modalities_of
 from tokenyard.protocol.replies import Result, split_result
-from tokenyard.protocol.texts import counted, cut, printable
+from tokenyard.protocol.texts import counted, cut, listed, printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, prompt_value, unpack_tokens
 from tokenyard.protocol.worker_info import decode_worker
 from tokenyard.protocol.yard import Yard
@@ -128,7 +128,6 @@ MOST_IDS: Final = 2_000
 MOST_INPUTS: Final = 20
 
 _TOKENIZERS: Final = Tokenizers()
-_MOST_NAMED: Final = 10
 _MOST_CHARACTERS: Final = 500
 
 
@@ -186,11 +185,9 @@ def _named(yard: Yard, given: Parameters) -> tuple[str, str]:
         )
     if len(owners.clients) == 1 and owners.is_whole:
         return owners.clients[0], request_id
-    names = ", ".join(owners.clients[:_MOST_NAMED])
-    more = len(owners.clients) - _MOST_NAMED
     raise BadInput(
-        f"Several clients may have a request with this id;{until} these have one: {names}"
-        f"{f' and {more} more' if more > 0 else ''}. Give its client."
+        f"Several clients may have a request with this id;{until} these have one:"
+        f" {listed(owners.clients)}. Give its client."
     )
 
 

@@ -9,13 +9,12 @@ import click
 from redis.exceptions import NoPermissionError
 
 from tokenyard.protocol.keys import NAME_RULE, is_name
-from tokenyard.protocol.texts import printable
+from tokenyard.protocol.texts import listed, printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, MAX_ID_BYTES
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.letters import find_letter
 from tokenyard.yard.listing import MOST_KEYS, find_owners
 
-_MOST_NAMED: Final = 10
 _SAY: Final = "give --client NAME"
 
 
@@ -59,9 +58,7 @@ def owner_of(yard: Yard, name: str, client: str | None) -> str:
         raise click.UsageError(
             f"request {shown}: this user of Redis may not search for its client (SCAN); {_SAY}"
         ) from error
-    named = ", ".join(map(printable, owners.clients[:_MOST_NAMED]))
-    if len(owners.clients) > _MOST_NAMED:
-        named += f" and {len(owners.clients) - _MOST_NAMED} more"
+    named = listed(owners.clients)
     if not owners.is_whole:
         found = f"; until there {named} had it" if named else ""
         raise click.UsageError(
