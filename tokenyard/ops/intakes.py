@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,17 +26,11 @@ Class = Annotated[
 ]
 
 
-class _Emptied(enum.StrEnum):
-    """The outcome of an entry."""
-
-    CANCELLED = "cancelled"
-    LEFT = "left"
-    NOBODYS = "nobodys"
-
-
+#: What became of an entry.
+Emptied = Literal["cancelled", "left", "nobodys"]
 _REST: Final[Mapping[str, str]] = {
-    _Emptied.LEFT: "dispatched meanwhile, or ended before",
-    _Emptied.NOBODYS: "without a client that could be answered; they become dead letters",
+    "left": "dispatched meanwhile, or ended before",
+    "nobodys": "without a client that could be answered; they become dead letters",
 }
 
 
@@ -71,7 +64,7 @@ def empty(yard: Yard, caller: Caller, *, priority_class: Class = "all") -> Outco
     done: dict[IntakeClass, Counter[str]] = {}
     for of_class, name in _of_class(yard, priority_class):
         done[of_class] = done.get(of_class, Counter()) + _empty(yard, name, caller.why)
-    cancelled = {name: each[_Emptied.CANCELLED] for name, each in done.items()}
+    cancelled = {name: each["cancelled"] for name, each in done.items()}
     rest = {what: sum(each[what] for each in done.values()) for what in _REST}
     parts = ", ".join(f"{count} {name}" for name, count in cancelled.items() if count)
     text = f"{counted(sum(cancelled.values()), 'request')} cancelled{parts and f': {parts}'}"
@@ -99,16 +92,16 @@ def _entries(yard: Yard, name: str) -> Iterator[Entry]:
         yield from entries(yard.connection, stream, Budget(sys.maxsize), high=last)
 
 
-def _cancel(yard: Yard, scripts: Scripts, name: str, found: Entry, reason: str) -> _Emptied:
+def _cancel(yard: Yard, scripts: Scripts, name: str, found: Entry, reason: str) -> Emptied:
     """Cancel the request of an entry if it still waits there, and only there."""
     entry, request = found[0], parse_request(found[1])
     if isinstance(request, Unanswerable):
-        return _Emptied.NOBODYS
+        return "nobodys"
     for _ in range(CANCEL_ATTEMPTS):
         ledger = yard.keys.ledger(request.client, request.id)
         seen: Any = yard.connection.hmget(ledger, "state", "sid", "intake", "entry")
         if not _waits_here(seen, name, entry):
-            return _Emptied.LEFT
+            break
         call = cancel(
             yard.keys,
             request.client,
@@ -120,8 +113,8 @@ def _cancel(yard: Yard, scripts: Scripts, name: str, found: Entry, reason: str) 
         )
         code = scripts.call(call)
         if code is not Cancelled.MOVED:
-            return _Emptied.CANCELLED if code is Cancelled.CANCELLED else _Emptied.LEFT
-    return _Emptied.LEFT
+            return "cancelled" if code is Cancelled.CANCELLED else "left"
+    return "left"
 
 
 def _waits_here(seen: Sequence[bytes | None], name: str, entry: str) -> bool:

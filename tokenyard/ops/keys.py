@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, cast
 
 from tokenyard import clock
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
+from tokenyard.ops.tenants import setting_fault
 from tokenyard.protocol.api_keys import (
     ID_DIGITS,
     PREFIX,
@@ -17,7 +18,7 @@ from tokenyard.protocol.api_keys import (
     new_key,
 )
 from tokenyard.protocol.errors import BadInput, Refused
-from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass, is_tenant
+from tokenyard.protocol.keys import PriorityClass, is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE
 from tokenyard.protocol.texts import counted, cut, printable
 from tokenyard.protocol.wire import MAX_STREAM_INTERVAL_MS
@@ -132,13 +133,16 @@ def create(
         raise BadInput(f"name: give {MAX_NAME} characters at most", "name")
     if len(models or ()) > _MOST_MODELS:
         raise BadInput(f"models: give {_MOST_MODELS} at most", "models")
+    allowed = _restriction(classes)
+    if fault := setting_fault("classes", allowed):
+        raise BadInput(fault, "classes")
     key, key_id = create_key(
         yard,
         tenant,
         role=role,
         name=name,
         models=_restriction(models),
-        classes=cast("list[PriorityClass] | None", _restriction(_known(classes))),
+        classes=cast("list[PriorityClass] | None", allowed),
         stream_interval_ms=stream_interval_ms,
     )
     text = f"Key {key_id} {whose(tenant, role)} created"
@@ -149,15 +153,6 @@ def create(
 def _restriction(words: list[str] | None) -> list[str] | None:
     """An empty list stays one: such a key would open nothing, which is refused."""
     return restriction(words) if words else words
-
-
-def _known(classes: list[str] | None) -> list[str] | None:
-    wrong = set(classes or ()) - {*PRIORITY_CLASSES, "all"}
-    if wrong:
-        known = ", ".join(PRIORITY_CLASSES)
-        text = f"classes: there is no class {min(wrong)[:50]!r}: use {known}, or all"
-        raise BadInput(text, "classes")
-    return classes
 
 
 def _preview_revoke(yard: Yard, caller: Caller, *, key: Sequence[str]) -> Preview:

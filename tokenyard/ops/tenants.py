@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from tokenyard.ops.names import find
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
-from tokenyard.ops.tenants_file import setting_fault
 from tokenyard.protocol.errors import BadInput, BrokerUnavailable, Refused
-from tokenyard.protocol.keys import is_tenant
+from tokenyard.protocol.keys import PRIORITY_CLASSES, is_tenant
 from tokenyard.protocol.tenants import (
     DEFAULTS,
     TENANT_RULE,
@@ -21,7 +20,7 @@ from tokenyard.protocol.tenants import (
     decode_each,
     encode_tenant,
 )
-from tokenyard.protocol.texts import counted, cut, printable
+from tokenyard.protocol.texts import counted, cut, did_you_mean, printable
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.yard.tenants import (
@@ -35,6 +34,7 @@ from tokenyard.yard.tenants import (
     words_of,
 )
 
+_FIELDS: Final = {field.name: field.type for field in msgspec.structs.fields(TenantSettings)}
 #: Tries of a change that loses the race against other operators.
 _MAX_TRIES: Final = 100
 
@@ -51,6 +51,19 @@ class TenantChange(Struct, frozen=True, kw_only=True):
     def packed(self) -> tuple[str, bytes, bytes]:
         """The change as `Scripts.configure` takes it."""
         return self.name, self.seen, b"" if self.after is None else encode_tenant(self.after)
+
+
+def setting_fault(key: str, value: Any) -> str:
+    """What is wrong with a setting of a tenant; "" if it is valid."""
+    if key not in _FIELDS:
+        hint = did_you_mean(key, _FIELDS) or f"; use {', '.join(_FIELDS)}"
+        return f"{key}: is not known{hint}"
+    try:
+        msgspec.convert(value, _FIELDS[key])
+    except msgspec.ValidationError as error:
+        classes = f"; use {', '.join(PRIORITY_CLASSES)}" if key == "classes" else ""
+        return f"{key}: {error}{classes}"
+    return ""
 
 
 def set_tenant(

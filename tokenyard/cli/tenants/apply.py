@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import msgspec
@@ -16,10 +16,19 @@ from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.operating import operator
 from tokenyard.cli.shared.options import ask_first, json_option, yes_option
 from tokenyard.ops.audit import COMMAND_LINE, AuditEntry, record
-from tokenyard.ops.tenants import TenantChange, apply_changes, change_fields, changes_to
-from tokenyard.ops.tenants_file import read_tenants_file
+from tokenyard.ops.tenants import (
+    TenantChange,
+    apply_changes,
+    change_fields,
+    changes_to,
+    setting_fault,
+)
 from tokenyard.process.program import PlainCommand
-from tokenyard.protocol.texts import counted, printable
+from tokenyard.process.toml_file import read_toml
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.keys import is_tenant
+from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings
+from tokenyard.protocol.texts import counted, did_you_mean, printable
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.tenants import differences, stored_tenants, words_of
 
@@ -41,6 +50,42 @@ Examples:
   tokenyard tenants apply tenants.toml --dry-run
   tokenyard tenants apply tenants.toml --yes
 """
+_TABLES: Final = ("defaults", "tenants")
+
+
+def read_tenants_file(path: Path) -> dict[str, TenantSettings]:
+    """The tenants of a file, by name; raises `SettingsError` with all of its faults."""
+    tables, faults = read_toml(path), list[str]()
+    for key in tables.keys() - {*_TABLES}:
+        hint = did_you_mean(key, _TABLES) or f"; use {' and '.join(_TABLES)}"
+        faults.append(f"{key}: is not known{hint}")
+    defaults = _values("defaults", tables.get("defaults", {}), faults)
+    found = {}
+    for name, table in _table("tenants", tables.get("tenants", {}), faults).items():
+        if not is_tenant(name):
+            faults.append(f"tenants.{name!r}: {TENANT_RULE}")
+        found[name] = TenantSettings(**defaults | _values(f"tenants.{name}", table, faults))
+    if faults:
+        raise SettingsError([f"{path}: {fault}" for fault in faults])
+    return found
+
+
+def _values(at: str, table: Any, faults: list[str]) -> dict[str, Any]:
+    """The valid settings of a table."""
+    found = {}
+    for key, value in _table(at, table, faults).items():
+        if fault := setting_fault(key, value):
+            faults.append(f"{at}.{fault}")
+        else:
+            found[key] = value
+    return found
+
+
+def _table(at: str, value: Any, faults: list[str]) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    faults.append(f"{at}: must be a table")
+    return {}
 
 
 @click.command("apply", cls=PlainCommand, help=APPLY, short_help="Load a file with all of them.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenyard.ops.tenants_file import read_tenants_file
+from tokenyard.cli.tenants.apply import read_tenants_file
 from tokenyard.protocol.errors import SettingsError
 
 
