@@ -95,7 +95,7 @@ def test_without_vllm_the_demo_is_planned_with_a_simulated_engine(
     assert done.output.startswith(without_vllm)
     assert done.output.splitlines()[-1] == "5 answered, all invented"
     [plan] = plans
-    assert (plan.worker.engine, plan.worker.slots, plan.http_port) == ("simulated", 3, None)
+    assert (plan.worker.engine, plan.worker.slots, plan.has_gateway) == ("simulated", 3, False)
 
 
 @pytest.mark.long

@@ -15,8 +15,7 @@ import redis
 
 from tests.cli.running import Up, in_terminal, python, read_until, tokenyard
 from tests.support.waiting import eventually
-from tokenyard.cli.shared.interrupts import Interrupts
-from tokenyard.process.interrupted import Interrupted
+from tokenyard.process.interrupted import Interrupted, Interrupts
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard

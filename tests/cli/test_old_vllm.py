@@ -39,7 +39,7 @@ def test_a_yard_runs_without_a_gateway_and_says_why(
     done = invoke(*given)
     assert done.output.startswith(f"No gateway: {why}.\n")
     assert given == ("demo",) or done.output.count("\n") == 1
-    assert [plan.http_port for plan in plans] == [None]
+    assert [plan.has_gateway for plan in plans] == [False]
 
 
 @pytest.mark.usefixtures("plans")

@@ -7,9 +7,8 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tokenyard import clock
 from tokenyard.board.app import Board
@@ -21,9 +20,6 @@ from tokenyard.process.program import Exit
 from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric as Family
 
 log = logging.getLogger("tokenyard.board")
 
@@ -49,7 +45,7 @@ async def _serve(settings: BoardSettings, board: Board, listener: socket.socket)
     probes = Health(settings.liveness_timeout_s)
     endpoint = None
     if settings.metrics_port:
-        endpoint = Endpoint(_NoMetrics(), probes, settings.metrics_host, settings.metrics_port)
+        endpoint = Endpoint(None, probes, settings.metrics_host, settings.metrics_port)
         endpoint.start()
 
     def on_signal() -> None:
@@ -95,11 +91,3 @@ def _options(settings: BoardSettings) -> BoardOptions:
         max_reads=settings.max_reads,
         wait_s=settings.wait_s,
     )
-
-
-class _NoMetrics:
-    """Its endpoint has the probes only."""
-
-    def collect(self) -> Iterator[Family]:
-        """Nothing."""
-        yield from ()

@@ -20,7 +20,6 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from tokenyard.cli.shared.console import HarmlessConsole, say
-from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.cli.up.child import LogLine
 from tokenyard.cli.up.engine_options import (
     DEVICE_TEXTS,
@@ -32,6 +31,7 @@ from tokenyard.cli.up.local_yard import LocalPlan, LocalYard, YardFailed
 from tokenyard.cli.up.progress import choose_http_port, spinner
 from tokenyard.client.sync import Client
 from tokenyard.process.extras import installed_vllm, why_no_gateway
+from tokenyard.process.interrupted import Interrupts
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.errors import RequestFailed
 from tokenyard.protocol.replies import Result
@@ -135,7 +135,8 @@ def demo(ctx: click.Context, /, requests: int, rows: int, **given: Any) -> None:
             data_dir=folder,
             worker=worker,
             enforce_eager=True,
-            http_port=None if why_none else choose_http_port(0),
+            http_port=0 if why_none else choose_http_port(0),
+            has_gateway=not why_none,
             debug=choice.debug,
         )
         answers = _run(plan, console, used, questions)
@@ -180,7 +181,7 @@ def _run(
             with Client(yard.url, yard=plan.yard) as client:
                 streamed = _stream(client, console, questions[:_STREAMED])
                 answers = streamed + _ask(client, console, questions[_STREAMED:])
-            if plan.http_port is not None:
+            if plan.has_gateway:
                 _ask_by_http(yard.http_url, plan, console, questions[:_STREAMED])
             return answers
         except KeyboardInterrupt:
@@ -193,7 +194,7 @@ def _run(
 
 
 def _start(yard: LocalYard, plan: LocalPlan, console: Console, used: str) -> None:
-    gateway = "" if plan.http_port is None else ", a gateway"
+    gateway = ", a gateway" if plan.has_gateway else ""
     slots = plan.worker.slots
     if plan.worker.engine == "simulated":
         workers = counted(slots, "simulated worker") + "."

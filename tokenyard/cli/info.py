@@ -17,11 +17,11 @@ from tokenyard import clock
 from tokenyard.broker.url import public_url
 from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import plain_console, say
-from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.cli.shared.line_rows import LINE_COLUMNS, line_rows
 from tokenyard.cli.shared.options import verbose_option
 from tokenyard.cli.shared.tables import Column, Columns, FittingTable, sheet, table_of
 from tokenyard.cli.shared.watching import watch
+from tokenyard.process.interrupted import Interrupts
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.control import ALL
 from tokenyard.protocol.texts import byte_size, counted, printable

@@ -9,11 +9,17 @@ import click
 
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.options import CommandT, json_list_option, name_option, verbose_option
+from tokenyard.cli.shared.options import (
+    CommandT,
+    json_list_option,
+    milliseconds,
+    name_option,
+    verbose_option,
+)
 from tokenyard.cli.shared.request_owner import client_name, request_id
 from tokenyard.cli.shared.tables import Column, Columns, show_list
 from tokenyard.process.program import Exit, PlainCommand
-from tokenyard.protocol.texts import counted, span, span_ms
+from tokenyard.protocol.texts import counted, span
 from tokenyard.yard.listing import Query, RequestList, list_requests
 from tokenyard.yard.requests import STATES, Listed
 
@@ -23,14 +29,6 @@ _NO_SCAN: Final = (
 )
 
 
-def _ms(_: click.Context, __: click.Parameter, value: str | None) -> int:
-    """A time span in ms; 0 if none is given."""
-    try:
-        return 0 if value is None else span_ms(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 def _id(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
     """A request id; "" if none is given."""
     return "" if value is None else request_id(ctx, param, value)
@@ -38,7 +36,7 @@ def _id(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
 
 def _age_option(flag: str, name: str, bound: str) -> Callable[[CommandT], CommandT]:
     text = f"Only those of {bound} this age: 90s, 5m, 2h, 1d."
-    return click.option(flag, name, metavar="TIME", callback=_ms, help=text)
+    return click.option(flag, name, metavar="TIME", type=milliseconds, default="0", help=text)
 
 
 def _columns(now_ms: int) -> Columns[Listed]:

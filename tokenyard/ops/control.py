@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from tokenyard import clock
 from tokenyard.protocol.control import (
@@ -48,12 +48,8 @@ _GRACE_S: Final = 5.0
 _MAX_TRIES: Final = 100
 
 
-class ProcessIdentity(NamedTuple):
-    """The process of a worker, whatever its incarnation."""
-
-    name: str  # of the worker
-    host: str
-    pid: int
+#: The process of a worker, whatever its incarnation: the worker's name, host and pid.
+ProcessIdentity = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +340,7 @@ class Signals:
 
 
 def _process(info: WorkerInfo) -> ProcessIdentity:
-    return ProcessIdentity(info.name, info.host, info.pid)
+    return info.name, info.host, info.pid
 
 
 def _newest(live: Mapping[str, WorkerInfo]) -> dict[str, WorkerInfo]:

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Final
+from typing import Any, Final, Self
 
 #: Added to the number of the signal that ended a program, as shells do.
 SIGNALLED: Final = 128
@@ -55,3 +55,40 @@ def _unraisable(error: sys.UnraisableHookArgs) -> None:
     if isinstance(error.exc_value, KeyboardInterrupt):
         os._exit(SIGNALLED + signal.SIGINT)
     sys.__unraisablehook__(error)
+
+
+#: Signals for commands that must stop other processes before they end.
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """The first signal raises `Interrupted`; after `hold`, signals are only counted."""
+
+    def __init__(self) -> None:
+        self._received = 0
+        self._is_holding = False
+        self._has_raised = False
+        self._before: list[Any] = []
+
+    def hold(self) -> None:
+        """Stop raising, because processes are being stopped."""
+        self._is_holding = True
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether a further signal asks not to wait."""
+        return self._received > self._has_raised
+
+    def _count(self, number: int, _frame: FrameType | None) -> None:
+        self._received += 1
+        if not self._is_holding and self._received == 1:
+            self._has_raised = True
+            raise Interrupted(number)
+
+    def __enter__(self) -> Self:
+        self._before = [signal.signal(number, self._count) for number in _SIGNALS]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in zip(_SIGNALS, self._before, strict=True):
+            signal.signal(number, handler)

@@ -47,7 +47,7 @@ class Endpoint:
     ``ok``, or 503 and the reason. Raises `SettingsError` where the extra is missing.
     """
 
-    collector: Collector
+    collector: Collector | None  # None: there are only probes
     health: Health
     host: str
     port: int
@@ -64,7 +64,8 @@ class Endpoint:
         from prometheus_client import CollectorRegistry, make_wsgi_app
 
         registry: Any = CollectorRegistry(auto_describe=False)
-        registry.register(self.collector)
+        if self.collector:
+            registry.register(self.collector)
         application: Any = make_wsgi_app(registry)
 
         def answer(environ: dict[str, Any], start_response: Any) -> Any:

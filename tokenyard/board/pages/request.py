@@ -44,14 +44,6 @@ _MOST_TOKENIZERS: Final = 4
 _UNUSED_S: Final = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The text of some tokens; None where it cannot be known, or not yet."""
-
-    text: str | None = None
-    is_loading: bool = False
-
-
 def last_tokens(yard: Yard, client: str, request_id: str) -> list[int]:
     """The last published tokens."""
     run: Any = yard.connection
@@ -73,18 +65,22 @@ class Tokenizers:
         self._kept: dict[str, _Kept] = {}  # by path
         self._loading: set[str] = set()
 
-    def text(self, yard: Yard, worker: str, tokens: Sequence[int]) -> Text:
-        """The text of tokens by the tokenizer of a worker's model."""
+    def text(self, yard: Yard, worker: str, tokens: Sequence[int]) -> tuple[str | None, bool]:
+        """The text of tokens by the tokenizer of a worker's model; None where it is not known.
+
+        The second is whether the tokenizer is being loaded.
+        """
         path = _path_of(yard, worker) if tokens else ""
         if not path:
-            return Text()
+            return None, False
         with self._lock:
             kept = self._kept.get(path)
             if kept is None:
-                return Text(is_loading=self._load_soon(path))
+                return None, self._load_soon(path)
             kept.used_s = clock.monotonic()
             tokenizer = kept.tokenizer
-        return Text(tokenizer.decode(tokens, skip_special_tokens=False)) if tokenizer else Text()
+        text = tokenizer.decode(tokens, skip_special_tokens=False) if tokenizer else None
+        return text, False
 
     def _load_soon(self, path: str) -> bool:
         """Begin to load it if there is room; whether it is being loaded."""
@@ -211,8 +207,7 @@ def _tokens(
         found["ids"] = last_tokens(yard, timeline.client, timeline.id)
         if request is None or request.params.n == 1:
             worker = timeline.attempts[-1].worker
-            made = _TOKENIZERS.text(yard, worker, found["ids"])
-            found |= {"text": made.text, "is_loading": made.is_loading}
+            found["text"], found["is_loading"] = _TOKENIZERS.text(yard, worker, found["ids"])
     return found
 
 
@@ -262,10 +257,8 @@ def _numbers_of(result: Result) -> Content:
     if result.error is not None:
         return Content(result.error.message)
     numbers = memoryview(result.data or b"").cast("f")
-    missing = len(numbers) - MOST_IDS
     shown = " ".join(f"{one:.6g}" for one in numbers[:MOST_IDS])
-    cut = f"{missing:,} of {len(numbers):,} numbers are left out" if missing > 0 else ""
-    return Content(shown, cut=cut)
+    return Content(shown, cut=_left_out(len(numbers), MOST_IDS, "numbers"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,12 +273,14 @@ class Content:
 def content_of(text: str | None, tokens: Sequence[int]) -> Content:
     """The text, or the ids, with the length of what is left out."""
     if text is not None:
-        missing = len(text) - MOST_CHARACTERS
-        cut = f"{missing:,} of {len(text):,} characters are left out" if missing > 0 else ""
+        cut = _left_out(len(text), MOST_CHARACTERS, "characters")
         return Content(text[:MOST_CHARACTERS], cut=cut)
-    missing = len(tokens) - MOST_IDS
-    cut = f"{missing:,} of {len(tokens):,} token ids are left out" if missing > 0 else ""
+    cut = _left_out(len(tokens), MOST_IDS, "token ids")
     return Content(" ".join(map(str, tokens[:MOST_IDS])), is_ids=True, cut=cut)
+
+
+def _left_out(count: int, most: int, things: str) -> str:
+    return f"{count - most:,} of {count:,} {things} are left out" if count > most else ""
 
 
 def prompt_of(request: Request) -> Content:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,24 +54,21 @@ class ScopeRow:
         return _NEXT[self.desired.run_state]
 
 
-class _Scopes:
-    """The scopes of a yard at one moment."""
+def _rows(
+    roster: RosterView, desired: DesiredStates, left: Iterable[Unacknowledged]
+) -> Callable[[str], ScopeRow]:
+    """Makes the row of a scope."""
+    counts = Counter(scope for info in roster.live.values() for scope in scopes_of(info))
+    left_in = defaultdict[str, list[Unacknowledged]](list)
+    for one in left:
+        for scope in scopes_of(roster.live[one.worker]):
+            left_in[scope].append(one)
 
-    def __init__(
-        self, roster: RosterView, desired: DesiredStates, left: Iterable[Unacknowledged]
-    ) -> None:
-        self._desired = desired
-        self._counts = Counter(scope for info in roster.live.values() for scope in scopes_of(info))
-        self._left: dict[str, list[Unacknowledged]] = {}
-        for one in left:
-            for scope in scopes_of(roster.live[one.worker]):
-                self._left.setdefault(scope, []).append(one)
+    def row(scope: str) -> ScopeRow:
+        state = desired.by_scope.get(scope, DesiredState())
+        return ScopeRow(scope, said(scope), state, counts[scope], left_in[scope])
 
-    def row(self, scope: str) -> ScopeRow:
-        """One of them."""
-        state = self._desired.by_scope.get(scope, DesiredState())
-        left = self._left.get(scope, [])
-        return ScopeRow(scope, said(scope), state, self._counts[scope], left)
+    return row
 
 
 def view_signals(yard: Yard, given: Parameters) -> dict[str, Any]:
@@ -79,7 +76,7 @@ def view_signals(yard: Yard, given: Parameters) -> dict[str, Any]:
     signals = Signals(yard)
     roster, desired = read_roster(yard), signals.desired_states()
     left = signals.behind(roster.live, desired.changed)
-    scopes = _Scopes(roster, desired, left)
+    row = _rows(roster, desired, left)
     wanted = given.text("q")
     names = [name for name in known_workers(roster, desired.by_scope) if wanted in name]
     page = numbered_page(given, len(names), _PAGE, "/signals", q=wanted)
@@ -88,17 +85,17 @@ def view_signals(yard: Yard, given: Parameters) -> dict[str, Any]:
     by_signals = read_given_signals(yard)
     changed = sorted(desired.by_scope)
     return {
-        "everybody": scopes.row(ALL),
-        "set": [scopes.row(scope) for scope in changed[:_MOST_SCOPES]],
+        "everybody": row(ALL),
+        "set": [row(scope) for scope in changed[:_MOST_SCOPES]],
         "more_set": max(0, len(changed) - _MOST_SCOPES),
         "left": left[:_MOST_LEFT],
         "more_left": max(0, len(left) - _MOST_LEFT),
         "ending": _ending(by_signals, roster.live),
         "live": roster.live,
         "given": by_signals[:_MOST_GIVEN],
-        "models": [scopes.row(model_scope(name)) for name in models[:_MOST_MODELS]],
+        "models": [row(model_scope(name)) for name in models[:_MOST_MODELS]],
         "more_models": max(0, len(models) - _MOST_MODELS),
-        "workers": _workers(shown, roster, desired, scopes),
+        "workers": _workers(shown, roster, desired, row),
         "count": len(names),
         "q": wanted,
         "numbered": page,
@@ -113,7 +110,7 @@ def _ending(
 
 
 def _workers(
-    names: Sequence[str], roster: RosterView, desired: DesiredStates, scopes: _Scopes
+    names: Sequence[str], roster: RosterView, desired: DesiredStates, row: Callable[[str], ScopeRow]
 ) -> list[tuple[ScopeRow, WorkerView | None, RunState]]:
     """Each with its view, None where only a desired state names it, and its combined run state."""
     views = {one.info.name: one for one in roster.workers if one.info and one.lease_ms}
@@ -122,5 +119,5 @@ def _workers(
         view = views.get(name)
         model = view.info.model if view and view.info else ""
         combined = desired.of(name, model).run_state
-        found.append((scopes.row(worker_scope(name)), view, combined))
+        found.append((row(worker_scope(name)), view, combined))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -15,26 +15,27 @@ from tokenyard.batch.rq import is_installed
 from tokenyard.batch.runner import BatchBroken
 from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, TABLE_TASKS
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.options import class_option, name_option, param_option, with_options
+from tokenyard.cli.shared.options import (
+    class_option,
+    milliseconds,
+    name_option,
+    param_option,
+    with_options,
+)
 from tokenyard.process.program import Exit, YardChoice
 from tokenyard.protocol.errors import SettingsError
-from tokenyard.protocol.texts import pip_install, span_ms
+from tokenyard.protocol.texts import pip_install
 from tokenyard.protocol.wire import GENERATE
 
 
-def duration(value: Any) -> float:
-    """A time like 90, 90s, 15m, 24h or 7d, in seconds."""
-    if isinstance(value, int | float):
-        return float(value)
-    try:
-        return span_ms(value) / 1000
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def seconds(text: str) -> float:
+    """The type of an option: a time like 90, 90s, 15m, 24h or 7d."""
+    return milliseconds(text) / 1000
 
 
-def whole_seconds(value: Any) -> int:
+def whole_seconds(text: str) -> int:
     """The same, without fractions."""
-    return int(duration(value))
+    return int(seconds(text))
 
 
 def need_rq() -> None:
@@ -101,9 +102,9 @@ spec_options: Final = with_options(
     click.option(
         "--completion-window",
         "completion_window_s",
-        type=duration,
+        type=seconds,
         metavar="TIME",
-        default=0.0,
+        default="0",
         help="Lines without an answer after this time expire: 24h.  [default: no limit]",
     ),
     click.option(
@@ -111,7 +112,7 @@ spec_options: Final = with_options(
         "result_ttl_s",
         type=whole_seconds,
         metavar="TIME",
-        default=DEFAULT_RESULT_TTL_S,
+        default=str(DEFAULT_RESULT_TTL_S),
         show_default=True,
         help="How long the yard keeps answers for a killed job.",
     ),

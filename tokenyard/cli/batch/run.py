@@ -25,10 +25,9 @@ from tokenyard.batch.state import BatchSpec, BatchState, CodeCount, new_id
 from tokenyard.cli.batch.options import file_errors_in_one_line, spec_options
 from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import HarmlessConsole, plain_console, say
-from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.cli.shared.tables import Column, Columns, table_of
 from tokenyard.client.tokenization import load_tokenizer
-from tokenyard.process.interrupted import Interrupted
+from tokenyard.process.interrupted import Interrupted, Interrupts
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.texts import counted

@@ -36,7 +36,7 @@ from tokenyard.process.program import PlainCommand, YardChoice
     "timeout_s",
     type=whole_seconds,
     metavar="TIME",
-    default=0,
+    default="0",
     help="Longest time of one try.  [default: no limit]",
 )
 @click.option(

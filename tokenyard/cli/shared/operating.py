@@ -12,7 +12,14 @@ import msgspec
 from tokenyard.cli.shared.completion import COMPLETE
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.options import ask_first
+from tokenyard.cli.shared.options import (
+    AddOption,
+    ask_first,
+    json_option,
+    name_option,
+    with_options,
+    yes_option,
+)
 from tokenyard.cli.shared.request_owner import owner_of
 from tokenyard.ops.audit import COMMAND_LINE
 from tokenyard.ops.control import Unacknowledged
@@ -50,22 +57,21 @@ def command(
     ``arguments`` are the parameters that have no option. ``timeout_s``: workers have to obey, and
     it waits so long by default. ``asks``: it has ``--yes``, since it may ask first.
     """
-    params: list[click.Parameter] = []
-    for one in op.parameters:
-        params += _options(one, is_argument=one.name in set(arguments))
+    named = set(arguments)
     # Arguments are named in the order of their use.
-    params.sort(key=lambda one: not isinstance(one, click.Argument))
-    if timeout_s:
-        params += _waiting(timeout_s)
-    if asks:
-        params.append(click.Option(["--yes", "is_sure"], is_flag=True, help="Do not ask first."))
-    params += _caller()
+    ordered = sorted(op.parameters, key=lambda one: one.type is not tuple and one.name not in named)
+    options = [option for one in ordered for option in _options(one, is_argument=one.name in named)]
+    options += _waiting(timeout_s) if timeout_s else []
+    options += [yes_option] if asks else []
     help_text = op.about + _statuses(waits=bool(timeout_s), asks=asks)
 
-    def run(**given: Any) -> None:
-        _run(click.get_current_context(), op, given)
+    @click.command(name, cls=PlainCommand, help=help_text, short_help=short_help)
+    @with_options(*options, *_CALLER, json_option)
+    @click.pass_context
+    def run(ctx: click.Context, /, **given: Any) -> None:
+        _run(ctx, op, given)
 
-    return PlainCommand(name, callback=run, params=params, help=help_text, short_help=short_help)
+    return run
 
 
 def _statuses(*, waits: bool, asks: bool) -> str:
@@ -77,12 +83,12 @@ def _statuses(*, waits: bool, asks: bool) -> str:
     return f"{text}\n  3  no broker{more}"
 
 
-def _options(one: Parameter, *, is_argument: bool) -> list[click.Parameter]:
+def _options(one: Parameter, *, is_argument: bool) -> list[AddOption]:
     if one.field.noun == "scope":
         return [
-            click.Option(["--all", "for_all"], is_flag=True, help="All workers; the default."),
-            _name_option("model", "The workers that hold this model."),
-            _name_option("worker", "The worker of this name."),
+            click.option("--all", "for_all", is_flag=True, help="All workers; the default."),
+            name_option("model", "The workers that hold this model."),
+            name_option("worker", "The worker of this name."),
         ]
     if one.field.is_hidden:
         return []
@@ -92,17 +98,19 @@ def _options(one: Parameter, *, is_argument: bool) -> list[click.Parameter]:
         named = "ID" if one.field.noun == "request" else one.name.upper()
         several = f"{named}..." if must else f"[{named}...]"
         return [
-            click.Argument(
-                [one.name], nargs=-1, required=must, metavar=several, shell_complete=complete
+            click.argument(
+                one.name, nargs=-1, required=must, metavar=several, shell_complete=complete
             )
         ]
     kind = _kind(one)
     if is_argument:
         metavar = _METAVARS.get(one.name)
-        return [click.Argument([one.name], type=kind, metavar=metavar, shell_complete=complete)]
+        return [click.argument(one.name, type=kind, metavar=metavar, shell_complete=complete)]
     return [
-        click.Option(
-            [one.flag, *(["-a"] if one.name == "all" else []), one.name],
+        click.option(
+            one.flag,
+            *(["-a"] if one.name == "all" else []),
+            one.name,
             type=None if one.type is bool else kind,
             is_flag=one.type is bool,
             required=one.is_required,
@@ -113,10 +121,6 @@ def _options(one: Parameter, *, is_argument: bool) -> list[click.Parameter]:
             help=". ".join(filter(None, (one.field.label, one.field.hint))),
         )
     ]
-
-
-def _name_option(noun: str, text: str) -> click.Option:
-    return click.Option([f"--{noun}"], default="", shell_complete=COMPLETE[noun], help=text)
 
 
 def _kind(one: Parameter) -> Any:
@@ -136,16 +140,18 @@ def _words(text: str) -> list[str]:
     return list(words(text))
 
 
-def _waiting(timeout_s: float) -> list[click.Parameter]:
+def _waiting(timeout_s: float) -> list[AddOption]:
     return [
-        click.Option(
-            ["--wait/--no-wait", "waits"],
+        click.option(
+            "--wait/--no-wait",
+            "waits",
             default=True,
             show_default=True,
             help="Wait until all have obeyed.",
         ),
-        click.Option(
-            ["--timeout", "timeout_s"],
+        click.option(
+            "--timeout",
+            "timeout_s",
             type=click.FloatRange(0),
             default=timeout_s,
             show_default=True,
@@ -159,19 +165,17 @@ def operator() -> str:
     return f"{user_name()}@{socket.gethostname()}"
 
 
-def _caller() -> list[click.Parameter]:
-    return [
-        click.Option(["--why"], default="", help="Reason, for the audit."),
-        click.Option(
-            ["--by"],
-            envvar="TOKENYARD_OPERATOR",
-            show_envvar=True,
-            default=operator,
-            show_default="user@host",
-            help="The operator, for the audit.",
-        ),
-        click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object."),
-    ]
+_CALLER: Final = (
+    click.option("--why", default="", help="Reason, for the audit."),
+    click.option(
+        "--by",
+        envvar="TOKENYARD_OPERATOR",
+        show_envvar=True,
+        default=operator,
+        show_default="user@host",
+        help="The operator, for the audit.",
+    ),
+)
 
 
 def _run(ctx: click.Context, op: Operation, given: dict[str, Any]) -> None:

@@ -11,11 +11,14 @@ import click
 from tokenyard.cli.shared.completion import COMPLETE
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
 from tokenyard.protocol.parse import BadJson, ForeignJson
+from tokenyard.protocol.texts import span_ms
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+#: Adds an option or an argument to a command.
+AddOption = Callable[[Any], Any]
 
 
-def with_options(*options: Callable[[Any], Any]) -> Callable[[CommandT], CommandT]:
+def with_options(*options: AddOption) -> Callable[[CommandT], CommandT]:
     """A decorator that adds options to a command, in this order."""
 
     def add(command: CommandT) -> CommandT:
@@ -38,6 +41,14 @@ def _named_values(_: click.Context, __: click.Parameter, values: tuple[str, ...]
         except BadJson:
             params[name.replace("-", "_")] = value
     return params
+
+
+def milliseconds(text: str) -> int:
+    """The type of an option: a time like 90s, 15m, 24h or 7d."""
+    try:
+        return span_ms(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def param_option(text: str) -> Callable[[CommandT], CommandT]:

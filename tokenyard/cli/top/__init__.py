@@ -15,9 +15,9 @@ from tokenyard import clock
 from tokenyard.broker.url import public_url
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import plain_console
-from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.cli.shared.watching import single_keys, wait_for_key, watch
 from tokenyard.cli.top.frame import Paper, frame
+from tokenyard.process.interrupted import Interrupts
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.yard.history import Snapshot, SnapshotHistory
 

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from tokenyard.broker.url import public_url
 from tokenyard.cli.shared.console import HarmlessConsole, say
-from tokenyard.cli.shared.interrupts import Interrupts
 from tokenyard.cli.up.child import LogLine
 from tokenyard.cli.up.engine_options import (
     DEVICE_TEXTS,
@@ -24,6 +23,7 @@ from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
 from tokenyard.cli.up.progress import Announcer, choose_http_port, spinner
 from tokenyard.process.extras import why_no_board, why_no_gateway
 from tokenyard.process.home import expanded
+from tokenyard.process.interrupted import Interrupts
 from tokenyard.process.program import PlainCommand, YardChoice
 from tokenyard.process.running import default_data_dir
 from tokenyard.process.servers import EMBEDDED
@@ -157,7 +157,6 @@ def up(
     has_gateway = wants_gateway and not why_none
     why_no = why_no_board() if board else ""
     has_board = board and not why_no
-    free_port = choose_http_port(http_port) if has_gateway or has_board else None
     plan = LocalPlan(
         yard=choice.yard,
         redis_url=choice.redis_url,
@@ -166,9 +165,9 @@ def up(
         port=port,
         server=server,
         enforce_eager=example,
-        http_port=free_port if has_gateway else None,
+        http_port=choose_http_port(http_port) if has_gateway or has_board else 0,
+        has_gateway=has_gateway,
         has_board=has_board,
-        board_port=free_port if has_board and not has_gateway else None,
         debug=choice.debug,
     )
     # With --json, standard output is only JSON.

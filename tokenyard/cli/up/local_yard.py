@@ -43,6 +43,8 @@ _WORKER: Final = "worker"
 _GATEWAY: Final = "gateway"
 _BATCH: Final = "batch"
 _BOARD: Final = "board"
+#: What speaks HTTP, and where it answers once it serves.
+_SERVING: Final = {_GATEWAY: "/health", _BOARD: "/board/static/board.js"}
 #: Parts without which a yard still serves.
 _OPTIONAL: Final = frozenset({_GATEWAY, _BATCH, _BOARD})
 #: Variables that say where the gateway keeps files.
@@ -80,10 +82,9 @@ class LocalPlan:
     server: str = EMBEDDED  # see `choose_server`
     # For tiny models, which compiling does not pay for; the environment may override it.
     enforce_eager: bool = False
-    # Of a gateway on loopback, beside which a batch worker runs; None: there is neither.
-    http_port: int | None = None
-    has_board: bool = False  # at the gateway
-    board_port: int | None = None  # of a board by itself, on loopback; None: there is none
+    http_port: int = 0  # of the gateway, or without one of the board, on loopback
+    has_gateway: bool = False  # beside which a batch worker runs
+    has_board: bool = False
     debug: bool = False
 
     @property
@@ -171,15 +172,15 @@ class LocalYard:
         yield child("coordinator", _COORDINATOR_STOP_S, "coordinator")
         stop_s = plan.worker.grace_s + _STOP_S
         yield child(_WORKER, stop_s, "worker", *_worker_arguments(plan.worker))
-        if plan.http_port is not None:
+        if plan.has_gateway:
             if not _FILES & env.keys():
                 env["TOKENYARD_GATEWAY_FILES_DIR"] = str(plan.data_dir.absolute() / "files")
             board = "--board" if plan.has_board else "--no-board"
             options = (f"--port={plan.http_port}", f"--grace-s={plan.worker.grace_s}", board)
             yield child(_GATEWAY, stop_s, "gateway", *options)
             yield child(_BATCH, _BATCH_STOP_S, "batch", "worker")
-        if plan.board_port is not None:
-            yield child(_BOARD, _STOP_S, "board", f"--port={plan.board_port}")
+        elif plan.has_board:
+            yield child(_BOARD, _STOP_S, "board", f"--port={plan.http_port}")
 
     def wait_ready(self, tell: Callable[[bool, int], None]) -> None:
         """Wait until a coordinator leads and all our workers are ready, or warm.
@@ -214,16 +215,13 @@ class LocalYard:
     @property
     def board_url(self) -> str | None:
         """The URL of the board; None without one."""
-        if _BOARD in self._children:
-            return f"http://127.0.0.1:{self._plan.board_port}/board"
-        has_one = self._plan.has_board and _GATEWAY in self._children
+        has_one = self._plan.has_board and not self._children.keys().isdisjoint(_SERVING)
         return f"http://127.0.0.1:{self._plan.http_port}/board" if has_one else None
 
     def _serves_http(self) -> bool:
         """Whether the gateway and the board answer, where there are any."""
-        gateway = self._plan.http_port if _GATEWAY in self._children else None
-        board = self._plan.board_port if _BOARD in self._children else None
-        return _answers(gateway, "/health") and _answers(board, "/board/static/board.js")
+        paths = [path for name, path in _SERVING.items() if name in self._children]
+        return all(_answers(self._plan.http_port, path) for path in paths)
 
     def _is_up(self, worker: WorkerView) -> bool:
         """Whether it can serve, or load a model."""
@@ -316,18 +314,15 @@ class LocalYard:
             self._broker.stop()
 
 
-def _answers(port: int | None, path: str) -> bool:
-    """Whether a server on loopback answers well; also where there is none."""
-    if port is None:
-        return True
+def _answers(port: int, path: str) -> bool:
+    """Whether a server on loopback answers well."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_HEALTH_S)
     try:
-        connection.request("GET", path)
-        return connection.getresponse().status == http.HTTPStatus.OK
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False
-    finally:
-        connection.close()
 
 
 def _worker_arguments(worker: WorkerSettings) -> Iterator[str]:
