@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from tests.board.asking import Answer, Asking, opened
-from tokenyard.ops.keys import create_key
+from tests.support.api_keys import create_key
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.yard import Yard
 

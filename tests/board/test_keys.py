@@ -9,8 +9,8 @@ import pytest
 
 from tests.board.asking import Asking
 from tests.board.keyed import Keyed
+from tests.support.api_keys import create_key
 from tokenyard.ops.audit import read_audit
-from tokenyard.ops.keys import create_key
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.keys import list_keys

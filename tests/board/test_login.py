@@ -9,9 +9,9 @@ import pytest
 from tests.board.asking import Asking, opened
 from tests.board.deeds import Deeds
 from tests.board.keyed import Keyed
+from tests.support.api_keys import create_key
 from tokenyard.board import access
 from tokenyard.board.operations import OPERATIONS
-from tokenyard.ops.keys import create_key
 from tokenyard.protocol.api_keys import ApiKey, encode_key, key_digest
 from tokenyard.protocol.keys import Keys
 

@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 from tests.board.device_yard import DeviceYard
 from tests.board.looking import Looker, looking
+from tests.support.api_keys import create_key
 from tests.support.builders import make_request
 from tokenyard.board import app
 from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.page import Actor
 from tokenyard.cli.shared.operating import command
 from tokenyard.ops.audit import read_audit
-from tokenyard.ops.keys import create_key
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, carry_out, operation
 from tokenyard.ops.tenants import set_tenant
 from tokenyard.process.program import YardChoice

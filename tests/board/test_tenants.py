@@ -11,8 +11,8 @@ import pytest
 
 from tests.board.asking import Asking
 from tests.board.keyed import Keyed
+from tests.support.api_keys import create_key
 from tokenyard.ops.audit import read_audit
-from tokenyard.ops.keys import create_key
 from tokenyard.ops.tenants import set_tenant
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant

@@ -178,7 +178,7 @@ def test_the_doctor_looks_in_the_background_at_most_once_a_minute(
         eventually(lambda: may_end)
         return Evidence(unseen={"INFO": "not allowed"})
 
-    monkeypatch.setattr(checkup, "gather", gather)
+    monkeypatch.setattr("tokenyard.doctor.gather", gather)
 
     # I expect the page not to wait for it,
     assert "The first examination is under way." in text_of(looker.live("/", "live_doctor"))
@@ -206,7 +206,7 @@ def test_the_doctor_looks_again_after_a_time(
         looks.append(args)
         return Evidence()
 
-    monkeypatch.setattr(checkup, "gather", gather)
+    monkeypatch.setattr("tokenyard.doctor.gather", gather)
     monkeypatch.setattr(checkup, "LEAST_S", 0.0)
     monkeypatch.setattr(checkup, "REST", 0.0)
     eventually(lambda: looker.get("/") and len(looks) >= 2)
@@ -226,7 +226,7 @@ def test_what_the_user_may_not_ask_is_asked_once(
         looked.append(found := doctor.gather(*args))
         return found
 
-    monkeypatch.setattr(checkup, "gather", gather)
+    monkeypatch.setattr("tokenyard.doctor.gather", gather)
     monkeypatch.setattr(checkup, "LEAST_S", 0.0)
     monkeypatch.setattr(checkup, "REST", 0.0)
     with looking(monkeypatch, url, bare) as guarded:
@@ -248,7 +248,7 @@ def test_a_doctor_who_cannot_look_says_why(looker: Looker, monkeypatch: pytest.M
     def gather(*args: object) -> Evidence:
         raise redis.ConnectionError("it is <gone>")
 
-    monkeypatch.setattr(checkup, "gather", gather)
+    monkeypatch.setattr("tokenyard.doctor.gather", gather)
 
     def shown() -> str:
         page = looker.live("/", "live_doctor")
@@ -260,7 +260,7 @@ def test_a_doctor_who_cannot_look_says_why(looker: Looker, monkeypatch: pytest.M
 def test_the_page_asks_for_as_many_keys_of_a_large_yard(
     looker: Looker, yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkup, "gather", lambda *_: Evidence())
+    monkeypatch.setattr("tokenyard.doctor.gather", lambda *_: Evidence())
 
     def commands() -> int:
         calls = Calls(yard.connection)

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from gateway.bridge.requests import Caller, read_id
+from tests.support.api_keys import create_key
 from tests.support.builders import make_request
 from tests.support.front_end import FrontEnd
 from tests.support.processes import Plant, Program
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.ops.keys import create_key
 from tokenyard.process.embedded_broker import free_port
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.yard import Yard
@@ -69,7 +69,7 @@ class Rig:
 
     def key(self, tenant: str, **more: object) -> str:
         """A new key, as a header has it."""
-        return f"Bearer {create_key(self.yard, tenant, **more)[0]}"  # type: ignore[arg-type]
+        return f"Bearer {create_key(self.yard, tenant, **more)[0]}"
 
     def check(self, **headers: str) -> Told:
         """What a proxy is told."""

@@ -26,11 +26,11 @@ from tests.deploy.day import FOR_THE_KEEPER
 from tests.deploy.launches import ORIGINS, Launch, with_batches
 from tests.deploy.rights import denied
 from tests.gateway.forked import ForkedCommand
+from tests.support.api_keys import create_key
 from tests.support.brokers import DEPLOY, GuardedServer
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.ops.keys import create_key
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.protocol.keys import Keys

@@ -15,11 +15,12 @@ from rq.job import JobStatus
 
 from tests.deploy.day import Day
 from tests.deploy.rights import denied, granted, in_scripts, is_refused, monitored
+from tests.support.api_keys import create_key
 from tests.support.brokers import GuardedServer
 from tests.support.builders import make_request, random_name
 from tokenyard.batch.rq.jobs import BatchQueue
 from tokenyard.broker.connection import open_connection
-from tokenyard.ops.keys import create_key, revoke_key
+from tokenyard.ops.keys import revoke_key
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Request, SamplingParams

@@ -31,9 +31,9 @@ from tests.gateway.forked import ForkedGateway
 from tests.gateway.speaker import write_speaker
 from tests.gateway.stand import Door
 from tests.gateway.test_fuzz import check_stream
+from tests.support.api_keys import create_key
 from tests.support.processes import Plant, Program
 from tests.support.servers import Server
-from tokenyard.ops.keys import create_key
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(5400)]

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from tests.integration.operating import Command
+from tests.support.api_keys import create_key
 from tests.support.builders import random_name
 from tests.support.fake_clock import FakeClock
 from tests.support.servers import Server
 from tests.support.yard import PlayedYard
-from tokenyard.ops.keys import create_key, revoke_key
+from tokenyard.ops.keys import revoke_key
 from tokenyard.protocol.api_keys import ApiKey, decode_key, encode_key, key_digest
 from tokenyard.protocol.errors import BadInput, SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings

@@ -92,7 +92,7 @@ class Door:
             key = _bearer(request)
             return await self._find("key", key_digest(key)) if key else None
         session = self._session(request)
-        return await self._find("session", _digest(session)) if session else None
+        return await self._find("session", key_digest(session)) if session else None
 
     async def _find(self, kind: str, digest: str) -> Actor | None:
         """The actor of a key or a session, looked up again after a time."""
@@ -140,7 +140,7 @@ class Door:
         session, before = secrets.token_urlsafe(32), self._session(request)
         packed = msgspec.json.encode(BoardSession(key_digest(key)))
         await self._reader.run(lambda yard: self._begin(yard, session, packed, before))
-        self._known.pop(("session", _digest(before)), None)
+        self._known.pop(("session", key_digest(before)), None)
         log.info("%s (%s) has logged in", actor.name, actor.role)
         answer = RedirectResponse(back, 303)
         self._set_cookie(request, answer, session, self._options.session_s)
@@ -148,14 +148,14 @@ class Door:
 
     def _begin(self, yard: Yard, session: str, packed: bytes, before: str) -> None:
         if before:
-            yard.connection.delete(yard.keys.board_session(_digest(before)))
-        name = yard.keys.board_session(_digest(session))
+            yard.connection.delete(yard.keys.board_session(key_digest(before)))
+        name = yard.keys.board_session(key_digest(session))
         yard.connection.set(name, packed, ex=self._options.session_s)
 
     async def _logout(self, request: Request) -> Response:
         session = self._session(request)
         if session:
-            digest = _digest(session)
+            digest = key_digest(session)
             await self._reader.run(lambda yard: yard.connection.delete(_name(yard, digest)))
             self._known.pop(("session", digest), None)
         answer = RedirectResponse(LOGIN, 303)
@@ -242,10 +242,6 @@ def _bearer(request: Request) -> str:
     scheme, _, key = request.headers["authorization"].partition(" ")
     key = key.strip()
     return key if scheme.lower() == "bearer" and len(key) <= _MOST_KEY else ""
-
-
-def _digest(session: str) -> str:
-    return hashlib.sha256(session.encode()).hexdigest()
 
 
 def _name(yard: Yard, digest: str) -> str:

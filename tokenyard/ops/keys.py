@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, cast
 
+import msgspec
+
 from tokenyard import clock
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.ops.tenants import setting_fault
@@ -30,40 +32,23 @@ from tokenyard.yard.tenants import restriction
 MAX_NAME: Final = 200
 
 
-def create_key(
-    yard: Yard,
-    tenant: str = "",
-    *,
-    role: Role | None = None,
-    name: str = "",
-    models: list[str] | None = None,
-    classes: list[PriorityClass] | None = None,
-    stream_interval_ms: int = 0,
-) -> tuple[str, str]:
+def create_key(yard: Yard, wanted: ApiKey) -> tuple[str, str]:
     """Create a key; returns it and its id. Redis keeps only its digest.
 
     Raises `BadInput` for a tenant that cannot be one, and for a key that would open nothing.
     """
-    if not tenant and role is None:
+    if not wanted.tenant and wanted.role is None:
         raise BadInput(
             "tenant: give a tenant, a role, or both: else the key opens nothing", "tenant"
         )
-    if tenant and not is_tenant(tenant):
-        raise BadInput(f"tenant: {tenant!r}: {TENANT_RULE}", "tenant")
-    for label, allowed in (("models", models), ("classes", classes)):
-        if allowed == []:
+    if wanted.tenant and not is_tenant(wanted.tenant):
+        raise BadInput(f"tenant: {wanted.tenant!r}: {TENANT_RULE}", "tenant")
+    for label in ("models", "classes"):
+        if getattr(wanted, label) == []:
             raise BadInput(f"{label}: name one or more, or leave it out to allow all", label)
     key = new_key()
     digest = key_digest(key)
-    stored = ApiKey(
-        tenant=tenant,
-        name=name,
-        models=models,
-        classes=classes,
-        created_ms=clock.wall_ms(),
-        role=role,
-        stream_interval_ms=stream_interval_ms,
-    )
+    stored = msgspec.structs.replace(wanted, created_ms=clock.wall_ms())
     yard.connection.hset(yard.keys.api_keys, digest, encode_key(stored))
     return key, digest[:ID_DIGITS]
 
@@ -134,17 +119,17 @@ def create(
     if len(models or ()) > _MOST_MODELS:
         raise BadInput(f"models: give {_MOST_MODELS} at most", "models")
     allowed = _restriction(classes)
-    if fault := setting_fault("classes", allowed):
+    if allowed and (fault := setting_fault("classes", allowed)):
         raise BadInput(fault, "classes")
-    key, key_id = create_key(
-        yard,
-        tenant,
+    wanted = ApiKey(
+        tenant=tenant,
         role=role,
         name=name,
         models=_restriction(models),
         classes=cast("list[PriorityClass] | None", allowed),
         stream_interval_ms=stream_interval_ms,
     )
+    key, key_id = create_key(yard, wanted)
     text = f"Key {key_id} {whose(tenant, role)} created"
     fields = {"id": key_id, "key": key, "tenant": tenant, "role": role}
     return Outcome(text, f"key {key_id} {whose(tenant, role)}", secret=key, fields=fields)

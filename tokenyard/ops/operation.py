@@ -169,11 +169,6 @@ class Operation:
             if not one.field.is_secret and values.get(one.name, one.default) != one.default
         }
 
-    @property
-    def about(self) -> str:
-        """The text of ``--help``."""
-        return inspect.getdoc(self.run) or ""
-
 
 def _text(value: Any) -> str:
     return ",".join(value) if isinstance(value, (list, tuple)) else str(value)

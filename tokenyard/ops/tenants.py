@@ -25,7 +25,6 @@ from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.yard.tenants import (
     ALL,
-    TenantView,
     as_fields,
     differences,
     read_tenants,
@@ -235,7 +234,7 @@ def _named(text: str) -> str:
 
 
 def _preview_remove(yard: Yard, _caller: Caller, *, tenant: Sequence[str]) -> Preview:
-    views = _set_ones(yard, tenant)
+    views = [one for one in read_tenants(yard, map(_named, tenant)) if one.is_set]
     if not views:
         return Preview("Nothing is set for what was selected.", count=0)
     return Preview(
@@ -244,10 +243,6 @@ def _preview_remove(yard: Yard, _caller: Caller, *, tenant: Sequence[str]) -> Pr
         [f"{one.name}: {_words(one.settings)}" for one in views[:_MOST_SHOWN]],
         len(views),
     )
-
-
-def _set_ones(yard: Yard, tenants: Sequence[str]) -> list[TenantView]:
-    return [one for one in read_tenants(yard, map(_named, tenants)) if one.is_set]
 
 
 @operation(

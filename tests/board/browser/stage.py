@@ -18,13 +18,13 @@ from typing import Any, Final
 from tests.batch.running import batch, start
 from tests.board.browser.past import write_hour
 from tests.gateway.speaker import MAX_LEN, write_speaker
+from tests.support.api_keys import create_key
 from tests.support.builders import entry_fields, make_request, random_name
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.ops.audit import AuditEntry, record
 from tokenyard.ops.control import Signals
-from tokenyard.ops.keys import create_key
 from tokenyard.protocol.control import Order, worker_scope
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant

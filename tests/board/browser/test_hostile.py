@@ -12,13 +12,13 @@ import pytest
 from tests.board.browser.conftest import NewWindow
 from tests.board.browser.serving import serve
 from tests.cli.test_hostile_text import moves
+from tests.support.api_keys import create_key
 from tests.support.builders import entry_fields, make_request, make_worker_info
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.board.pages import PAGES
 from tokenyard.ops.audit import AuditEntry, record
-from tokenyard.ops.keys import create_key
 from tokenyard.protocol.replies import ErrorInfo, Reply, encode_reply, json_text
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, encode_host, encode_worker

@@ -10,11 +10,11 @@ from tests.board.browser.conftest import NewWindow
 from tests.board.browser.serving import serve
 from tests.board.browser.window import Window
 from tests.board.keyed import ROLES
+from tests.support.api_keys import create_key
 from tests.support.builders import make_request
 from tests.support.processes import Plant
 from tests.support.servers import Server
 from tokenyard.board.page import RANK
-from tokenyard.ops.keys import create_key
 from tokenyard.protocol.api_keys import Role
 
 pytestmark = pytest.mark.long

@@ -12,21 +12,11 @@ from weakref import WeakKeyDictionary
 import redis
 from markupsafe import Markup
 
-from tokenyard import clock
+from tokenyard import clock, doctor
 from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Unit, chart, duration, number
 from tokenyard.board.page import Parameters
 from tokenyard.broker.check import server_name
 from tokenyard.broker.connection import translated
-from tokenyard.doctor import (
-    Evidence,
-    Finding,
-    Verdict,
-    check_server,
-    diagnose,
-    durability_grades,
-    gather,
-    glance,
-)
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.leader_reports import HistorySample
 from tokenyard.protocol.yard import Yard
@@ -59,7 +49,7 @@ def view_yard(yard: Yard, given: Parameters) -> dict[str, Any]:
     rate = _rate(view) if serves else 0.0
     letters = dead_letters(yard, _MOST_ERRORS) if view.dead else []
     checkup = checkup_of(yard).latest(yard)
-    evidence = glance(yard, checkup.evidence if checkup else None)
+    evidence = doctor.glance(yard, checkup.evidence if checkup else None)
     return {
         "view": view,
         "pauses": [one.text(0) for one in all_pauses(view.desired_states)],
@@ -85,8 +75,8 @@ def view_yard(yard: Yard, given: Parameters) -> dict[str, Any]:
         "errors": recent_errors(view, letters)[:_MOST_ERRORS],
         "standbys": read_standbys(yard, view.leader, view.at_ms),
         "server": _server(evidence.info),
-        "server_findings": list(check_server(evidence)),
-        "grades": list(durability_grades(evidence)),
+        "server_findings": list(doctor.check_server(evidence)),
+        "grades": list(doctor.durability_grades(evidence)),
         "report": checkup,
         "report_minutes": int(checkup.age_s // 60) if checkup else 0,
         "findings": [] if checkup is None else _worst(checkup.findings),
@@ -160,7 +150,7 @@ def _failed_per_s(one: HistorySample) -> float:
 
 
 #: The look of a verdict, the worst first.
-_TONES: Final[Mapping[Verdict, str]] = {
+_TONES: Final[Mapping[doctor.Verdict, str]] = {
     "fault": "bad",
     "warning": "warn",
     "unknown": "",
@@ -168,7 +158,7 @@ _TONES: Final[Mapping[Verdict, str]] = {
 }
 
 
-def _worst(findings: Sequence[Finding]) -> list[Finding]:
+def _worst(findings: Sequence[doctor.Finding]) -> list[doctor.Finding]:
     """What there is to do, the worst first."""
     found = [one for one in findings if one.verdict != "ok"]
     return sorted(found, key=lambda one: list(_TONES).index(one.verdict))[:_MOST_FINDINGS]
@@ -185,11 +175,11 @@ REST: Final = 100.0
 class CheckupReport:
     """The last examination."""
 
-    findings: Sequence[Finding]
+    findings: Sequence[doctor.Finding]
     ended_s: float  # monotonic
     at_ms: int  # unix time
     took_s: float
-    evidence: Evidence | None  # that they go by
+    evidence: doctor.Evidence | None  # that they go by
     error: str = ""  # why there was none
 
     @property
@@ -224,12 +214,12 @@ class Checkup:
     def _examine(self, yard: Yard) -> None:
         began, error = clock.monotonic(), ""
         evidence = self._report.evidence if self._report else None
-        findings: Sequence[Finding] = ()
+        findings: Sequence[doctor.Finding] = ()
         try:
             with translated(yard.url):
                 refused = evidence.refused if evidence else {}
-                evidence = gather(yard, refused)
-            findings = tuple(diagnose(evidence))
+                evidence = doctor.gather(yard, refused)
+            findings = tuple(doctor.diagnose(evidence))
         except TokenyardError as refusal:
             error = str(refusal)
         except Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -63,7 +64,7 @@ def command(
     options = [option for one in ordered for option in _options(one, is_argument=one.name in named)]
     options += _waiting(timeout_s) if timeout_s else []
     options += [yes_option] if asks else []
-    help_text = op.about + _statuses(waits=bool(timeout_s), asks=asks)
+    help_text = (inspect.getdoc(op.run) or "") + _statuses(waits=bool(timeout_s), asks=asks)
 
     @click.command(name, cls=PlainCommand, help=help_text, short_help=short_help)
     @with_options(*options, *_CALLER, json_option)

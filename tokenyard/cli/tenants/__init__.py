@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from tokenyard.cli.shared.operating import command
 from tokenyard.cli.tenants.apply import apply_file
-from tokenyard.cli.tenants.list import list_all, show
-from tokenyard.cli.tenants.usage import show_usage
+from tokenyard.cli.tenants.list import list_all, show, show_usage
 from tokenyard.ops import tenants as ops
 from tokenyard.process.program import PlainGroup
 

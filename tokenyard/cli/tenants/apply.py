@@ -15,14 +15,8 @@ from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.operating import operator
 from tokenyard.cli.shared.options import ask_first, json_option, yes_option
+from tokenyard.ops import tenants
 from tokenyard.ops.audit import COMMAND_LINE, AuditEntry, record
-from tokenyard.ops.tenants import (
-    TenantChange,
-    apply_changes,
-    change_fields,
-    changes_to,
-    setting_fault,
-)
 from tokenyard.process.program import PlainCommand
 from tokenyard.process.toml_file import read_toml
 from tokenyard.protocol.errors import SettingsError
@@ -74,7 +68,7 @@ def _values(at: str, table: Any, faults: list[str]) -> dict[str, Any]:
     """The valid settings of a table."""
     found = {}
     for key, value in _table(at, table, faults).items():
-        if fault := setting_fault(key, value):
+        if fault := tenants.setting_fault(key, value):
             faults.append(f"{at}.{fault}")
         else:
             found[key] = value
@@ -98,18 +92,18 @@ def apply_file(ctx: click.Context, file: Path, dry_run: bool, is_sure: bool, as_
     """Compare, show, ask and change."""
     wanted = read_tenants_file(file)
     with opened(ctx.obj) as yard:
-        changes = changes_to(stored_tenants(yard), wanted)
+        changes = tenants.changes_to(stored_tenants(yard), wanted)
         if not as_json:
             _print(changes)
         if changes and not dry_run:
             ask_first(f"Change {counted(len(changes), 'tenant')}?", is_sure=is_sure)
-            if not apply_changes(yard, changes):
+            if not tenants.apply_changes(yard, changes):
                 raise click.ClickException(
                     "others have changed these tenants meanwhile: look again"
                 )
             _record(yard, changes, file)
     if as_json:
-        listed = [change_fields(change) for change in changes]
+        listed = [tenants.change_fields(change) for change in changes]
         say(msgspec.json.encode({"changes": listed, "applied": not dry_run}))
     elif not changes:
         say(f"nothing to change: {counted(len(wanted), 'tenant')}")
@@ -117,7 +111,7 @@ def apply_file(ctx: click.Context, file: Path, dry_run: bool, is_sure: bool, as_
         say(f"{counted(len(changes), 'tenant')} changed")
 
 
-def _record(yard: Yard, changes: Sequence[TenantChange], file: Path) -> None:
+def _record(yard: Yard, changes: Sequence[tenants.TenantChange], file: Path) -> None:
     """Add it to the audit; where that fails, a warning: it is done all the same."""
     entry = AuditEntry(
         who=os.environ.get("TOKENYARD_OPERATOR") or operator(),
@@ -132,7 +126,7 @@ def _record(yard: Yard, changes: Sequence[TenantChange], file: Path) -> None:
         say(f"Warning: this is not in the audit: {error}", err=True)
 
 
-def _print(changes: Sequence[TenantChange]) -> None:
+def _print(changes: Sequence[tenants.TenantChange]) -> None:
     """A line for each tenant: ``+`` new, ``-`` no longer set, ``~`` changed."""
     for change in changes:
         name = printable(change.name)

@@ -81,15 +81,9 @@ def frame(history: SnapshotHistory, place: str, paper: Paper, error: str = "") -
     if errors:
         parts.append(_error_table(errors, snapshot))
     has_gaps = room is None or room >= len(snapshot.view.workers) + len(parts)
-    return Group(*(_with_gaps(parts) if has_gaps else parts))
-
-
-def _with_gaps(parts: Sequence[RenderableType]) -> Iterator[RenderableType]:
-    """An empty line before each part but the first."""
-    for number, part in enumerate(parts):
-        if number:
-            yield Text()
-        yield part
+    if has_gaps:  # an empty line before each part but the first
+        parts = [line for part in parts for line in (Text(), part)][1:]
+    return Group(*parts)
 
 
 def _room_for_workers(paper: Paper, listed: int, errors: int, told: int) -> int | None:
