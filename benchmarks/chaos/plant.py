@@ -30,6 +30,7 @@ from benchmarks.device import on_gpu
 from benchmarks.yard import ServerName
 from tokenyard import Client
 from tokenyard.ops.keys import create_key
+from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.errors import TransientError
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import EngineName
@@ -288,7 +289,7 @@ class Plant:
         with self._connection(socket_timeout=10.0) as broker:
             for name, settings in self._tenants.items():
                 broker.hset(keys.tenants, name, encode_tenant(settings))
-                self.api_keys[name], _ = create_key(Yard(broker, keys), name)
+                self.api_keys[name], _ = create_key(Yard(broker, keys), ApiKey(tenant=name))
 
     def accounts(self) -> Accounts:
         """What the yard counts for its tenants, as soon as it is at rest, or after a while."""

@@ -17,21 +17,14 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenyard.board.settings import BoardOptions
-from tokenyard.process.http_guard import (
-    FOREIGN_PAGE,
-    NO_HOST,
-    READS,
-    GuardRefusal,
-    SiteGuard,
-    authority,
-)
+from tokenyard.process import http_guard
 from tokenyard.protocol.texts import printable
 
 log = logging.getLogger("tokenyard.board")
 
 _NONCE: Final = "tokenyard.board.nonce"
 _IS_BY_TLS: Final = "tokenyard.board.is_by_tls"
-_METHODS: Final = (*READS, "POST")
+_METHODS: Final = (*http_guard.READS, "POST")
 #: Headers that a proxy adds. Without keys nobody may come through one: the board would take all
 #: the world for this machine.
 _OF_PROXIES: Final = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
@@ -55,7 +48,7 @@ class Guard:
         self._app = app
         self._options = options
         takes_any_host = options.needs_keys and not options.hosts
-        self._sites = SiteGuard.of(None if takes_any_host else options.hosts)
+        self._sites = http_guard.SiteGuard.of(None if takes_any_host else options.hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; see the ASGI specification."""
@@ -87,23 +80,23 @@ class Guard:
                 text = "The board has failed at this request; its log says why.\n"
                 await PlainTextResponse(text, status_code=500)(scope, receive, guarded)
 
-    def _refusal(self, scope: Scope) -> GuardRefusal | None:
+    def _refusal(self, scope: Scope) -> http_guard.GuardRefusal | None:
         """Why a request is refused; it also sets whether it has come by TLS."""
         headers, method = Headers(scope=scope), scope["method"]
-        host = authority(headers.getlist("host"))
+        host = http_guard.authority(headers.getlist("host"))
         if host is None:
-            return NO_HOST
+            return http_guard.NO_HOST
         is_tls = scope["scheme"] == "https" or self._options.is_by_tls(host.name)
         scope[_IS_BY_TLS] = is_tls
         if refusal := self._sites.refusal(method, headers, is_tls=is_tls):
             return refusal
         if not self._options.needs_keys and any(name in headers for name in _OF_PROXIES):
-            return GuardRefusal(403, _PROXY)
+            return http_guard.GuardRefusal(403, _PROXY)
         is_program = self._options.needs_keys and "authorization" in headers
-        if method not in READS and "origin" not in headers and not is_program:
-            return FOREIGN_PAGE
+        if method not in http_guard.READS and "origin" not in headers and not is_program:
+            return http_guard.FOREIGN_PAGE
         if method not in _METHODS:
-            return GuardRefusal(405, "the board knows GET, HEAD and POST")
+            return http_guard.GuardRefusal(405, "the board knows GET, HEAD and POST")
         return None
 
 

@@ -20,13 +20,8 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from tokenyard.cli.shared.console import HarmlessConsole, say
+from tokenyard.cli.up import engine_options
 from tokenyard.cli.up.child import LogLine
-from tokenyard.cli.up.engine_options import (
-    DEVICE_TEXTS,
-    example_model,
-    worker_options,
-    worker_settings,
-)
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard, YardFailed
 from tokenyard.cli.up.progress import choose_http_port, spinner
 from tokenyard.client.sync import Client
@@ -89,7 +84,7 @@ def sums(count: int) -> list[Sum]:
 @click.command(
     cls=PlainCommand,
     short_help="Ask two workers 200 sums, checked.",
-    params=worker_options("Worker processes.", DEVICE_TEXTS),
+    params=engine_options.worker_options("Worker processes.", engine_options.DEVICE_TEXTS),
 )
 @click.option("--requests", type=click.IntRange(1), default=200, show_default=True, help="Sums.")
 @click.option(
@@ -115,9 +110,9 @@ def demo(ctx: click.Context, /, requests: int, rows: int, **given: Any) -> None:
     """
     choice: YardChoice = ctx.obj
     console = HarmlessConsole(highlight=False, markup=False)
-    model = example_model("adder")
+    model = engine_options.example_model("adder")
     engine: EngineName = "vllm" if installed_vllm() else "simulated"
-    worker, used = worker_settings(
+    worker, used = engine_options.worker_settings(
         engine=engine, model=str(model), name="demo", grace_s=_GRACE_S, **given
     )
     why_none = why_no_gateway()

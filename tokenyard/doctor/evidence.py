@@ -192,21 +192,18 @@ def _is_open(user: Mapping[str, Any] | None) -> bool:
 
 def _groups(run: Any, keys: Keys) -> list[ConsumerGroup]:
     streams = (*(keys.intake(name) for name in INTAKE_CLASSES), keys.events, keys.capacity)
-    return [
-        ConsumerGroup(stream, group["name"].decode(errors="replace"), group["pending"])
-        for stream in streams
-        for group in _groups_of(run, stream)
-    ]
-
-
-def _groups_of(run: Any, stream: str) -> Sequence[Mapping[str, Any]]:
-    try:
-        groups: Sequence[Mapping[str, Any]] = run.xinfo_groups(stream)
-    except redis.exceptions.ResponseError as error:
-        if "no such key" in str(error):
-            return ()
-        raise
-    return groups
+    found = []
+    for stream in streams:
+        try:
+            groups = run.xinfo_groups(stream)
+        except redis.exceptions.ResponseError as error:
+            if "no such key" not in str(error):
+                raise
+            continue
+        for one in groups:
+            name = one["name"].decode(errors="replace")
+            found.append(ConsumerGroup(stream, name, one["pending"]))
+    return found
 
 
 def _held(yard: Yard, tenants: Iterable[TenantView]) -> dict[str, int]:

@@ -10,17 +10,10 @@ from typing import Any, Final
 import click
 import msgspec
 
+from tokenyard.cli.shared import options
 from tokenyard.cli.shared.completion import COMPLETE
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
-from tokenyard.cli.shared.options import (
-    AddOption,
-    ask_first,
-    json_option,
-    name_option,
-    with_options,
-    yes_option,
-)
 from tokenyard.cli.shared.request_owner import owner_of
 from tokenyard.ops.audit import COMMAND_LINE
 from tokenyard.ops.control import Unacknowledged
@@ -61,13 +54,13 @@ def command(
     named = set(arguments)
     # Arguments are named in the order of their use.
     ordered = sorted(op.parameters, key=lambda one: one.type is not tuple and one.name not in named)
-    options = [option for one in ordered for option in _options(one, is_argument=one.name in named)]
-    options += _waiting(timeout_s) if timeout_s else []
-    options += [yes_option] if asks else []
+    added = [option for one in ordered for option in _options(one, is_argument=one.name in named)]
+    added += _waiting(timeout_s) if timeout_s else []
+    added += [options.yes_option] if asks else []
     help_text = (inspect.getdoc(op.run) or "") + _statuses(waits=bool(timeout_s), asks=asks)
 
     @click.command(name, cls=PlainCommand, help=help_text, short_help=short_help)
-    @with_options(*options, *_CALLER, json_option)
+    @options.with_options(*added, *_CALLER, options.json_option)
     @click.pass_context
     def run(ctx: click.Context, /, **given: Any) -> None:
         _run(ctx, op, given)
@@ -84,12 +77,12 @@ def _statuses(*, waits: bool, asks: bool) -> str:
     return f"{text}\n  3  no broker{more}"
 
 
-def _options(one: Parameter, *, is_argument: bool) -> list[AddOption]:
+def _options(one: Parameter, *, is_argument: bool) -> list[options.AddOption]:
     if one.field.noun == "scope":
         return [
             click.option("--all", "for_all", is_flag=True, help="All workers; the default."),
-            name_option("model", "The workers that hold this model."),
-            name_option("worker", "The worker of this name."),
+            options.name_option("model", "The workers that hold this model."),
+            options.name_option("worker", "The worker of this name."),
         ]
     if one.field.is_hidden:
         return []
@@ -141,7 +134,7 @@ def _words(text: str) -> list[str]:
     return list(words(text))
 
 
-def _waiting(timeout_s: float) -> list[AddOption]:
+def _waiting(timeout_s: float) -> list[options.AddOption]:
     return [
         click.option(
             "--wait/--no-wait",
@@ -195,7 +188,7 @@ def _run(ctx: click.Context, op: Operation, given: dict[str, Any]) -> None:
                 say(preview.text)
                 ctx.exit(Exit.OK)
             if preview.needs_yes:
-                ask_first(f"Yard {ctx.obj.yard!r}: {preview.text} Go on?", is_sure=is_sure)
+                options.ask_first(f"Yard {ctx.obj.yard!r}: {preview.text} Go on?", is_sure=is_sure)
         try:
             done = carry_out(yard, op, caller, given)
         except BadInput as error:

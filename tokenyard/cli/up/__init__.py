@@ -12,13 +12,8 @@ from rich.console import Console
 
 from tokenyard.broker.url import public_url
 from tokenyard.cli.shared.console import HarmlessConsole, say
+from tokenyard.cli.up import engine_options
 from tokenyard.cli.up.child import LogLine
-from tokenyard.cli.up.engine_options import (
-    DEVICE_TEXTS,
-    example_model,
-    worker_options,
-    worker_settings,
-)
 from tokenyard.cli.up.local_yard import LocalPlan, LocalYard
 from tokenyard.cli.up.progress import Announcer, choose_http_port, spinner
 from tokenyard.process.extras import why_no_board, why_no_gateway
@@ -36,7 +31,7 @@ _WORKER_TEXTS: Final = {
     "spares": "Warm processes that replace one that dies.",
     "sleepers": "Sleeping engines per device beside the awake one.",
     "engine": "Engine that generates tokens; `simulated` invents them.",
-    **DEVICE_TEXTS,
+    **engine_options.DEVICE_TEXTS,
     "model": "Model folder or Hugging Face name.  [default: the example `adder`]",
     "models": "File that lists the models that may be loaded (docs/models.md).",
     "name": "Prefix of the workers' names.  [default: host and pid]",
@@ -48,7 +43,7 @@ _WORKER_TEXTS: Final = {
 @click.command(
     cls=PlainCommand,
     short_help="Run a whole yard on this machine.",
-    params=worker_options(
+    params=engine_options.worker_options(
         "Devices (on a CPU: shares of its cores), each with one awake worker.",
         _WORKER_TEXTS,
         "TOKENYARD_WORKER_SLOTS",
@@ -145,9 +140,11 @@ def up(
         _check(models)
     example = engine == "vllm" and not model and not models
     if engine == "vllm" and not models:
-        model = _existing(model or str(example_model("adder")))
+        model = _existing(model or str(engine_options.example_model("adder")))
     models = models.resolve() if models else None
-    worker, used = worker_settings(engine=engine, model=model, models=models, **given)
+    worker, used = engine_options.worker_settings(
+        engine=engine, model=model, models=models, **given
+    )
     if gateway and engine != "vllm":
         raise click.UsageError("--gateway needs --engine vllm: it uses the model's tokenizer")
     wants_gateway = gateway is not False and engine == "vllm"
