@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from tests.docs.pages import ROOT, code, first_names, names, page, rows, section
+from tests.docs.pages import ROOT, first_names, names, page, rows, section
 from tests.support.up import running_up
 from tokenyard.protocol.control import (
     ALL,
@@ -247,9 +247,8 @@ def test_every_code_that_a_script_returns_is_told(script: str) -> None:
 
 @pytest.mark.timeout(180)
 def test_the_whole_client_of_the_page_works(no_leftover_processes: None, tmp_path: Path) -> None:
-    [client] = [text for text in code(PROTOCOL, "python") if "def ask" in text]
-    program = tmp_path / "client.py"
-    program.write_text(client, encoding="utf-8")
+    program = ROOT / "examples/minimal_client.py"
+    assert f"(../{program.relative_to(ROOT)})" in PROTOCOL
     with running_up(tmp_path, "--engine", "simulated", "--workers", "1") as up:
         where = urlsplit(up.url)
         command = [sys.executable, "-I", str(program), str(where.hostname), str(where.port)]
