@@ -14,7 +14,7 @@ from tests.gpu.conftest import Figures
 from tests.gpu.device import MIB, Device, device_files, open_files
 from tests.gpu.local import PROCESSES, Local
 from tests.gpu.specs import bounded
-from worker.host.fork_server import ForkServer
+from worker.host import fork_server as server
 
 pytestmark = bounded(330)
 BORN_S = 60.0
@@ -62,8 +62,8 @@ def test_the_fork_server_has_imported_vllm_and_taken_no_device(
     fork_server: psutil.Process, device: Device
 ) -> None:
     # If one more process is forked
-    ours, theirs = ForkServer.Pipe(duplex=False)
-    process = ForkServer.Process(target=_tell_of_birth, args=(theirs, device.name))
+    ours, theirs = server.Pipe(duplex=False)
+    process = server.ForkedProcess(target=_tell_of_birth, args=(theirs, device.name))
     process.start()
     assert psutil.Process(process.pid).ppid() == fork_server.pid
     theirs.close()

@@ -210,12 +210,12 @@ class PlayedServer:
     """Starts processes that the test plays."""
 
     Pipe = staticmethod(multiprocessing.Pipe)
-    Process = PlayedProcess
+    ForkedProcess = PlayedProcess
 
 
 def play_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have pools start processes that the test plays."""
-    monkeypatch.setattr(worker.host.process_handle, "_server", PlayedServer)
+    monkeypatch.setattr(worker.host.process_handle, "fork_server", PlayedServer)
     monkeypatch.setattr("worker.host.pool.preload", lambda modules: None)
 
 

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 from tokenyard.process.home import folder_for_sockets
 from tokenyard.protocol.settings import WorkerSettings
-from worker.host.fork_server import ForkServer
+from worker.host.fork_server import ForkedProcess
 from worker.process.core import main
 
 log = logging.getLogger("tokenyard.worker.pool")
@@ -28,42 +28,23 @@ class CoreHandle:
         self._folder = tempfile.mkdtemp(prefix="tokenyard-", dir=folder_for_sockets())
         self.address = f"{self._folder}/core"  # where its front connects
         arguments = (settings, device, log.getEffectiveLevel(), self.address, output)
-        self._process = ForkServer.Process(target=main, args=arguments, name=f"{name} core")
+        self.process = ForkedProcess(target=main, args=arguments, name=f"{name} core")
         try:
-            self._process.start()
+            self.process.start()
         except (EOFError, OSError):
             self._remove_folder()
             raise
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid or 0
-
-    @property
-    def sentinel(self) -> int:
-        """Becomes readable at its end."""
-        return self._process.sentinel
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it runs."""
-        return self._process.is_alive()
-
     def exit_status(self, wait_s: float = 0.0) -> int | None:
         """The status of a core that is dead, or ends within ``wait_s``; None if it lives."""
-        self._process.join(wait_s)
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        """Kill it."""
-        self._process.kill()
+        self.process.join(wait_s)
+        return self.process.exitcode
 
     def end(self) -> None:
         """Kill it, and leave nothing of it."""
-        self._process.kill()
-        self._process.join()
-        self._process.close()
+        self.process.kill()
+        self.process.join()
+        self.process.close()
         self._remove_folder()
 
     def _remove_folder(self) -> None:

@@ -24,6 +24,7 @@ _SAFE_PATH: Final = "PYTHONSAFEPATH"
 _PATHS: Final = "PYTHONPATH"
 
 _context = multiprocessing.get_context("forkserver")
+Pipe = _context.Pipe
 #: Whether it has started a process since `preload`.
 _proven = [False]
 
@@ -70,13 +71,6 @@ class ForkedProcess(ForkServerProcess):
                 _context.set_forkserver_preload([])
             raise
         _proven[0] = True
-
-
-class ForkServer:
-    """The part of the context that a pool uses."""
-
-    Pipe = staticmethod(_context.Pipe)
-    Process = ForkedProcess
 
 
 @contextlib.contextmanager

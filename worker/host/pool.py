@@ -227,7 +227,7 @@ class Pool:
         pipes += [one.output.pipe for one in self.members if one.output and one.output.pipe]
         deaths = {one.process.sentinel: one for one in self.members if one.process is not None}
         cores = {
-            one.core.sentinel: one
+            one.core.process.sentinel: one
             for one in self.members
             if one.core is not None and not one.says_why_it_ends
         }

@@ -24,9 +24,9 @@ from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts.answers import Why
 from worker.engines import EngineInfo, RankGroup
+from worker.host import fork_server
 from worker.host.core_handle import CoreHandle
 from worker.host.diagnosis import FailedStart
-from worker.host.fork_server import ForkServer
 from worker.host.leak import LeakRule, MemoryHistory, Verdict
 from worker.host.output import Output
 from worker.host.process_state import AWAKE, CHANGING, SERVING, State
@@ -54,8 +54,6 @@ log = logging.getLogger("tokenyard.worker.pool")
 MOST_FORMER = 100
 #: A core that has told its front why it ends has ended after this time.
 _CORE_S: Final = 2.0
-
-_server = ForkServer
 
 
 class WorkerProcessHandle:
@@ -115,7 +113,7 @@ class WorkerProcessHandle:
 
         If that fails, returns why, and the next try is due after a pause.
         """
-        output, self._their_output = _server.Pipe(duplex=False)
+        output, self._their_output = fork_server.Pipe(duplex=False)
         self.output = Output(output)
         self._started = clock.monotonic()
         try:
@@ -134,12 +132,12 @@ class WorkerProcessHandle:
         return None
 
     def _start_front(self, output: Connection, *, is_adopting: bool = False) -> None:
-        pipe, theirs = _server.Pipe()
+        pipe, theirs = fork_server.Pipe()
         address = self.core.address if self.core else ""
         level = log.getEffectiveLevel()
         arguments = (self._settings, self.device, level, theirs, output, address)
         target = partial(main, is_adopting=is_adopting)
-        process = _server.Process(target=target, args=arguments, name=self.name)
+        process = fork_server.ForkedProcess(target=target, args=arguments, name=self.name)
         try:
             process.start()
         except (EOFError, OSError):
@@ -160,7 +158,7 @@ class WorkerProcessHandle:
         """Whether its process was killed, and a new one can take the core over."""
         status = self._exit_status()
         is_killed = status is not None and status < 0 and self.exit_cause is None
-        is_there = self.core is not None and self.core.is_alive and self.spec is not None
+        is_there = self.core is not None and self.core.process.is_alive() and self.spec is not None
         serves = self.state in (*SERVING, State.LOADING) and not (self.is_retiring or self.is_last)
         return is_killed and is_there and serves and not self.last_words
 
@@ -249,7 +247,7 @@ class WorkerProcessHandle:
         if self.process is not None:
             self.process.kill()
         if self.core is not None:
-            self.core.kill()
+            self.core.process.kill()
 
     def replace(self) -> None:
         """Kill the process for a new one, without a pause: it has not failed."""

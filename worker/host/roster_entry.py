@@ -66,5 +66,5 @@ def roster_entry(
         last_error=member.last_error,
         last_error_ms=member.last_error_ms,
         cache_tokens=engine.cache_tokens if engine else 0,
-        core_pid=member.core.pid if member.core else 0,
+        core_pid=member.core.process.pid or 0 if member.core else 0,
     )

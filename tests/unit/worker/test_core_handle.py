@@ -21,7 +21,7 @@ def test_its_socket_has_a_name_that_a_socket_may_have(
     folder = tmp_path / ("x" * length)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr("worker.host.core_handle.ForkServer.Process", Mock())
+    monkeypatch.setattr("worker.host.core_handle.ForkedProcess", Mock())
     _, output = multiprocessing.Pipe(duplex=False)
 
     core = CoreHandle(WorkerSettings(redis_url="redis://nowhere", model="any"), "w", 0, output)

@@ -178,7 +178,7 @@ class TestStart:
             if now := starting.pop(0):
                 raise now
 
-        monkeypatch.setattr(worker.host.process_handle._server.Process, "start", start)
+        monkeypatch.setattr(worker.host.process_handle.fork_server.ForkedProcess, "start", start)
 
         hindrance = handle.start()
 
