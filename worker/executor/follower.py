@@ -10,7 +10,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from typing import Any, Final, NoReturn, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from tokenyard import clock
 from worker.engines import RankGroup
+from worker.engines.connecting import connect
 from worker.executor.messages import (
     Build,
     Built,
@@ -154,7 +155,6 @@ def _in_hand(output: Any) -> Any:
 CONNECT_S = 120.0  # until the leader listens
 MESSAGE_S = 1800.0  # until the leader's next message; its death is noticed immediately
 STUCK_S = 30.0  # inside vLLM after the group has ended
-_RETRY_S = 0.02
 
 Expected = TypeVar("Expected", Build, Join)
 
@@ -177,14 +177,16 @@ class FollowerLink:
 
         Raises `GroupError` if it does not accept in time, `Dismissed` if it closes the connection.
         """
-        line = self._line = self._connect()
         key = multiprocessing.current_process().authkey
         try:
+            line = self._line = connect(self._group.address, CONNECT_S)
             if not line.poll(MESSAGE_S):
                 raise GroupError(f"the leader did not accept within {MESSAGE_S:g} s")
             answer_challenge(line, key)
             deliver_challenge(line, key)
             line.send(Hello(self._group.rank))
+        except TimeoutError as error:
+            raise GroupError(f"nobody leads the group at {self._group.address}") from error
         except (EOFError, ConnectionError) as error:
             raise Dismissed("the leader no longer listens") from error
 
@@ -242,16 +244,6 @@ class FollowerLink:
         if self._line is None:
             raise GroupError("not connected to the leader")
         return self._line
-
-    def _connect(self) -> Connection:
-        until = clock.monotonic() + CONNECT_S
-        while True:
-            try:
-                return Client(self._group.address, "AF_UNIX")
-            except (FileNotFoundError, ConnectionRefusedError) as error:
-                if clock.monotonic() > until:
-                    raise GroupError(f"nobody leads the group at {self._group.address}") from error
-                clock.sleep(_RETRY_S)
 
     def _receive(self) -> FromLeader | ConnectionLost:
         try:

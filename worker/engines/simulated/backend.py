@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path, PurePath
 from typing import Final
 
 from tokenyard import clock
 from worker.engines import Engine, Memory, RankGroup, SensorReading
+from worker.engines.connecting import connect
 from worker.engines.crash_points import CrashPoint
 from worker.engines.simulated.engine import (
     BROKEN,
@@ -82,11 +84,12 @@ class SimulatedBackend:
 
         Raises `TimeoutError` if there is no leader, and `ConnectionError` if it dies.
         """
-        with _connect(group.address) as leader:
+        with connect(group.address, GATHER_S) as leader:
             self._crash.kill_if_due("attached")
-            leader.settimeout(None)  # the kernel closes the socket of a dead leader
-            if leader.recv(1) != _GOODBYE:
-                raise ConnectionError("the leader of the group is gone")
+            try:
+                leader.recv_bytes()
+            except (EOFError, OSError) as error:  # the kernel closes the socket of a dead leader
+                raise ConnectionError("the leader of the group is gone") from error
 
     def memory(self) -> Memory:
         """A constant, plus the leaks."""
@@ -101,7 +104,6 @@ class SimulatedBackend:
 
 #: Longest wait of the processes of a group for each other.
 GATHER_S: Final = 60.0
-_PAUSE_S: Final = 0.01  # between two attempts to connect
 _GOODBYE: Final = b"."
 
 
@@ -110,34 +112,22 @@ def gather(group: RankGroup) -> Callable[[], None]:
 
     The function is idempotent. Raises `TimeoutError` if a follower does not connect.
     """
-    followers: list[socket.socket] = []
+    followers: list[Connection] = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.settimeout(GATHER_S)
         listener.bind(group.address)
         listener.listen()
         try:
-            followers.extend(listener.accept()[0] for _ in range(group.size - 1))
+            for _ in range(group.size - 1):
+                accepted, _ = listener.accept()
+                accepted.setblocking(True)
+                followers.append(Connection(accepted.detach()))
         finally:
             Path(group.address).unlink()
 
     def release() -> None:
         while followers:
             with followers.pop() as follower:
-                follower.sendall(_GOODBYE)
+                follower.send_bytes(_GOODBYE)
 
     return release
-
-
-def _connect(address: str) -> socket.socket:
-    until = clock.monotonic() + GATHER_S
-    while True:
-        leader = socket.socket(socket.AF_UNIX)
-        leader.settimeout(GATHER_S)
-        try:
-            leader.connect(address)
-            return leader
-        except (FileNotFoundError, ConnectionRefusedError):
-            leader.close()  # the leader does not listen yet
-            if clock.monotonic() > until:
-                raise TimeoutError(f"no leader at {address} within {GATHER_S} s") from None
-            clock.sleep(_PAUSE_S)

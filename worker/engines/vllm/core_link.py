@@ -15,7 +15,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection, Listener
 from typing import Any, Final
 
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
@@ -24,6 +24,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from tokenyard import clock
 from worker.engines import DeviceLost, DeviceUnusable, Unsupported
+from worker.engines.connecting import connect
 from worker.engines.vllm.core import Core, CoreClient, CoreInfo
 
 log = logging.getLogger("tokenyard.worker.core")
@@ -106,7 +107,7 @@ class SocketLink:
 
     def __init__(self, address: str, timeout_s: float) -> None:
         """Connect to the core at ``address``, which may still be starting."""
-        self._frames = Frames(_connect(address, timeout_s))
+        self._frames = Frames(connect(address, timeout_s))
         self._numbers = itertools.count()
         self._calls: dict[int, Future[Any]] = {}
         self._outputs: queue.SimpleQueue[EngineCoreOutputs] = queue.SimpleQueue()
@@ -181,17 +182,6 @@ class SocketLink:
                 case Kind.FAULT:
                     self._fault = pickle.loads(parts[0])  # noqa: S301
                     self._wake()
-
-
-def _connect(address: str, timeout_s: float) -> Connection:
-    until = clock.monotonic() + timeout_s
-    while True:
-        try:
-            return Client(address, "AF_UNIX")
-        except (FileNotFoundError, ConnectionRefusedError):
-            if clock.monotonic() > until:
-                raise
-            clock.sleep(_RETRY_S)
 
 
 class _SocketClient(CoreClient):
