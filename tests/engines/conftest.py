@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.engines.harness import spec_of
+from tests.engines.in_process import InProcessBackend
 from tests.engines.on_cpu import ON_CPU
 from worker import executor
 from worker.engines import Backend, Engine
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.engines.vllm.backend import VllmBackend
+from worker.engines.vllm.backend import CoreBackend
 from worker.engines.vllm.environment import engine_environment, set_environment
 
 
@@ -34,7 +35,7 @@ def warm(warm_phases_s: dict[str, float]) -> Backend:
     set_environment(engine_environment(cpu=ON_CPU))
     # One thread: OpenMP's threads spin and starve each other when tests share the cores.
     cores = [min(os.sched_getaffinity(0))] if ON_CPU else []
-    backend = VllmBackend(cores=cores, groups=executor)
+    backend = InProcessBackend(CoreBackend(cores=cores, groups=executor))
     warm_phases_s |= backend.warm_up()
     return backend
 

@@ -24,9 +24,10 @@ def come_up(pipe: Connection, features: Mapping[str, bool]) -> None:
     real = dict(torch.cpu.get_capabilities())
     torch.cpu.get_capabilities = lambda: {**real, **features}
     from tests.engines.harness import ask, run, spec_of
-    from worker.engines.vllm.backend import VllmBackend
+    from tests.engines.in_process import InProcessBackend
+    from worker.engines.vllm.backend import CoreBackend
 
-    backend = VllmBackend(cores=[min(os.sched_getaffinity(0))])
+    backend = InProcessBackend(CoreBackend(cores=[min(os.sched_getaffinity(0))]))
     backend.warm_up()
     engine = backend.load(spec_of("adder", dtype="bfloat16"))
     (outcome,) = run(engine, ask(prompt="12+34=", temperature=0.0))

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.engines.harness import answers, spec_of
+from tests.engines.in_process import InProcessBackend
 from tests.engines.on_cpu import needs_cpu
 from worker import executor
 from worker.engines import Backend, RankGroup
-from worker.engines.vllm.backend import VllmBackend
+from worker.engines.vllm.backend import CoreBackend
 from worker.engines.vllm.environment import engine_environment, set_environment
 
 pytestmark = [pytest.mark.vllm, needs_cpu]
@@ -25,7 +26,8 @@ WAIT_S = 90
 def _follow(pipe: Connection) -> None:
     """Join each group that comes through the pipe; report when this process is warm again."""
     set_environment(engine_environment(cpu=True))
-    backend = VllmBackend(cores=[max(os.sched_getaffinity(0))], groups=executor)
+    core = CoreBackend(cores=[max(os.sched_getaffinity(0))], groups=executor)
+    backend = InProcessBackend(core)
     backend.warm_up()
     while True:
         pipe.send(backend.memory())

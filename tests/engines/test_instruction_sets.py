@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engines.in_process import InProcessBackend
 from tests.engines.narrow_cpu import come_up
 from tests.engines.on_cpu import needs_cpu
 from worker.engines import Backend, DeviceUnusable
 from worker.engines.cpu_features import features_here, request_amx
-from worker.engines.vllm.backend import VllmBackend
+from worker.engines.vllm.backend import CoreBackend
 
 pytestmark = [pytest.mark.vllm, needs_cpu]
 
@@ -53,10 +54,10 @@ def test_a_process_requests_amx_before_its_first_model(
     events: list[str] = []
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: events.append("request") or True)
-    first_model = "worker.engines.vllm.backend.run_first_model"
+    first_model = "tests.engines.in_process.run_first_model"
     monkeypatch.setattr(first_model, lambda _: events.append("model"))
 
-    VllmBackend(cores=[min(os.sched_getaffinity(0))]).warm_up()
+    InProcessBackend(CoreBackend(cores=[min(os.sched_getaffinity(0))])).warm_up()
 
     assert events == ["request", "model"]
 

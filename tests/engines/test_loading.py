@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from tokenyard.protocol.settings import WorkerSettings
-from worker.engines.loading import make_backend, prepare_host
+from worker.engines.loading import make_backend, make_core_backend, prepare_host
 from worker.engines.simulated.backend import SimulatedBackend
 
 
@@ -36,7 +36,7 @@ def test_every_process_sees_all_devices_of_its_host(environment: dict[str, str])
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_a_backend_knows_its_own_device(device: int) -> None:
-    backend = make_backend(settings(slots=2, device="cuda", devices=("2", "5")), device)
+    backend = make_core_backend(settings(slots=2, device="cuda", devices=("2", "5")), device)
 
     # vLLM counts the visible devices.
     assert (backend._device, backend._cores) == (device, ())
@@ -50,7 +50,7 @@ def test_without_a_gpu_a_device_is_a_share_of_the_cores(
 
     given = settings(slots=2, device="cpu")
     prepare_host(given)
-    backends = [make_backend(given, device) for device in (0, 1)]
+    backends = [make_core_backend(given, device) for device in (0, 1)]
 
     assert "CUDA_VISIBLE_DEVICES" not in environment
     assert [backend._cores for backend in backends] == [[0, 1], [2, 3]]
@@ -63,5 +63,5 @@ def test_the_simulated_engine_needs_no_environment(environment: dict[str, str]) 
     before = dict(environment)
     prepare_host(given)
 
-    assert isinstance(make_backend(given, 0), SimulatedBackend)
+    assert isinstance(make_backend(given, ""), SimulatedBackend)
     assert environment == before

@@ -102,7 +102,7 @@ def test_loading_takes_the_configured_time(fake_clock: FakeClock) -> None:
     )
 
     began = fake_clock.now
-    engine = make_backend(settings, 0).load(SPEC)
+    engine = make_backend(settings, "").load(SPEC)
 
     assert fake_clock.now - began == 60.0
     assert engine.info.phases_s["weights"] == 60.0

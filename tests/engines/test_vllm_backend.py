@@ -47,10 +47,11 @@ def test_nothing_heavy_is_imported_before_the_warm_up() -> None:
     code = (
         "import sys\n"
         "from tokenyard.protocol.settings import WorkerSettings\n"
-        "from worker.engines.loading import make_backend, prepare_host\n"
+        "from worker.engines.loading import make_backend, make_core_backend, prepare_host\n"
         "settings = WorkerSettings(redis_url='redis://nowhere', model='any')\n"
         "prepare_host(settings)\n"
-        "make_backend(settings, 0)\n"
+        "make_backend(settings, '/nowhere')\n"
+        "make_core_backend(settings, 0)\n"
         "print(sorted({'torch', 'vllm', 'transformers', 'numpy'} & set(sys.modules)))"
     )
 

@@ -20,12 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.engines.in_process import InProcessBackend
 from tests.engines.llama import VOCABULARY, counted
 from tests.gpu.device import MIB, Device
 from tests.gpu.specs import spec_of
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Backend
-from worker.engines.loading import make_backend, prepare_host
+from worker.engines.loading import make_core_backend, prepare_host
 from worker.models import ModelSpec
 
 PROMPT = [3, 1, 40]
@@ -37,7 +38,7 @@ def warm_backend(device: Device) -> Backend:
     """A warm process of a worker, as in the pool."""
     settings = WorkerSettings(redis_url="", device=device.name)
     prepare_host(settings)
-    backend = make_backend(settings, 0)
+    backend = InProcessBackend(make_core_backend(settings, 0))
     with _heard() as said:
         backend.warm_up()
     if said:
@@ -116,7 +117,7 @@ def cold_batches(device: Device, models: Path) -> dict[str, Any]:
     """Like `batches`, in a process that has computed nothing before."""
     settings = WorkerSettings(redis_url="", device=device.name)
     prepare_host(settings)
-    return batches(make_backend(settings, 0), device, models)
+    return batches(InProcessBackend(make_core_backend(settings, 0)), device, models)
 
 
 def batches(backend: Backend, device: Device, models: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from worker.engines.devices import find_device, own_gpu, visible_environment
 from worker.engines.simulated.backend import SimulatedBackend
 from worker.engines.simulated.engine import check_weights as check_simulated
 from worker.engines.simulated.speed import SpeedModel
-from worker.engines.vllm.backend import Groups, VllmBackend
+from worker.engines.vllm.backend import CoreBackend, Groups
 from worker.engines.vllm.environment import (
     engine_environment,
     engine_modules,
@@ -63,11 +63,14 @@ def prepare_host(settings: WorkerSettings) -> list[str]:
     return ["worker.process.main", "worker.process.core", *engine, "worker.engines.preloaded"]
 
 
-def make_front_backend(settings: WorkerSettings, core: str) -> Backend:
-    """The backend of a process whose core listens at that address; imports nothing heavy.
+def make_backend(settings: WorkerSettings, core: str) -> Backend:
+    """The backend of a process; imports nothing heavy.
 
-    Raises `worker.engines.DeviceUnusable` on a CPU that vLLM cannot run on.
+    With vLLM its core listens at the address ``core``; the simulated engine needs none. Raises
+    `worker.engines.DeviceUnusable` on a CPU that vLLM cannot run on.
     """
+    if settings.engine == "simulated":
+        return _simulated(settings)
     if is_on_cpu(settings):
         check_cpu()
     return RemoteBackend(
@@ -78,29 +81,20 @@ def make_front_backend(settings: WorkerSettings, core: str) -> Backend:
     )
 
 
-def make_backend(settings: WorkerSettings, device: int, groups: Groups | None = None) -> Backend:
-    """The backend of a process for this device; imports nothing heavy.
-
-    Without ``groups`` the process cannot join a group.
-    """
-    if settings.engine == "simulated":
-        return _simulated(settings)
-    return make_core_backend(settings, device, groups)
-
-
 def make_core_backend(
     settings: WorkerSettings, device: int, groups: Groups | None = None
-) -> VllmBackend:
-    """The same for vLLM, which alone has cores.
+) -> CoreBackend:
+    """The backend of a core for this device; imports nothing heavy.
 
-    Raises `worker.engines.DeviceUnusable` on a CPU that vLLM cannot run on.
+    Without ``groups`` the process cannot join a group. Raises `worker.engines.DeviceUnusable` on a
+    CPU that vLLM cannot run on.
     """
     has_readers = bool(settings.metrics_port)
     grammars = _grammar_limits(settings)
     if is_on_cpu(settings):
         check_cpu()
         cores = cpu_share(sorted(os.sched_getaffinity(0)), settings.slots, device)
-        return VllmBackend(
+        return CoreBackend(
             cores=cores,
             threads=requested_threads(),
             groups=groups,
@@ -111,7 +105,7 @@ def make_core_backend(
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # this process has not touched CUDA yet
     number = 0 if gpu else device
-    return VllmBackend(
+    return CoreBackend(
         device=number,
         groups=groups,
         is_alone=bool(gpu),

@@ -15,7 +15,7 @@ from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import Backend, DeviceLost
-from worker.engines.loading import make_backend, make_front_backend
+from worker.engines.loading import make_backend
 from worker.messages import (
     LOCAL,
     Attach,
@@ -101,11 +101,7 @@ class WorkerProcess:
         for target in (self._receive, self._send_heartbeats):
             threading.Thread(target=target, name=target.__name__.strip("_"), daemon=True).start()
         self._tracer.start()
-        self._backend = backend = (
-            make_front_backend(self._settings, self._core)
-            if self._core
-            else make_backend(self._settings, self._device)
-        )
+        self._backend = backend = make_backend(self._settings, self._core)
         phases_s = backend.warm_up()
         if not self._is_adopting:
             self._send(Warm(backend.memory(), phases_s))

@@ -13,7 +13,7 @@ import pytest
 
 from worker.engines import DeviceLost, RankGroup
 from worker.engines.vllm import backend as vllm_backend
-from worker.engines.vllm.backend import VllmBackend
+from worker.engines.vllm.backend import CoreBackend
 from worker.models import ModelSpec
 
 SPEC = ModelSpec(name="a", path="models/a", sleep_level=0)
@@ -37,17 +37,15 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
             fault = left.pop(0)
             if fault:
                 raise fault
-            return "engine"
+            return "core"
 
         def let_go() -> None:
             done.append("let go")
             if cleans:
                 raise cleans
 
-        core = SimpleNamespace(Core=make, LocalLink=lambda made: made)
+        core = SimpleNamespace(Core=make)
         monkeypatch.setitem(sys.modules, "worker.engines.vllm.core", core)
-        front = SimpleNamespace(VllmEngine=lambda _, link, **__: link)
-        monkeypatch.setitem(sys.modules, "worker.engines.vllm.engine", front)
         monkeypatch.setattr(vllm_backend, "let_go", let_go)
         monkeypatch.setattr(vllm_backend, "held_back", lambda **_: nullcontext())
         return done
@@ -69,19 +67,19 @@ def test_a_faulty_model_leaves_nothing_behind_and_a_cuda_error_ends_all(
     done = loads(fault)
 
     with pytest.raises(kind, match=said):
-        VllmBackend().load(SPEC)
+        CoreBackend().load(SPEC)
 
     assert done == actions
 
 
 def test_a_load_disturbed_by_another_process_is_tried_once_more(loads: Loads) -> None:
     done = loads(DISTURBED, None)
-    engine: object = VllmBackend().load(SPEC)
-    assert (engine, done) == ("engine", ["make", "let go", "make"])
+    core: object = CoreBackend().load(SPEC)
+    assert (core, done) == ("core", ["make", "let go", "make"])
 
     loads(DISTURBED, DISTURBED)
     with pytest.raises(AssertionError, match="memory profiling"):
-        VllmBackend().load(SPEC)
+        CoreBackend().load(SPEC)
 
 
 def test_a_group_is_not_formed_twice(loads: Loads) -> None:
@@ -90,7 +88,7 @@ def test_a_group_is_not_formed_twice(loads: Loads) -> None:
     groups = Mock(executor_for=lambda _: executor)
 
     with pytest.raises(AssertionError, match="memory profiling"):
-        VllmBackend(groups=groups).load(SPEC, RankGroup("nowhere", 0, (0, 1)))
+        CoreBackend(groups=groups).load(SPEC, RankGroup("nowhere", 0, (0, 1)))
 
     assert done == ["make", "release", "let go"]
 
@@ -99,7 +97,7 @@ def test_a_cuda_error_during_the_clean_up_counts_too(loads: Loads) -> None:
     loads(ValueError("no such file"), cleans=LOST)
 
     with pytest.raises(DeviceLost, match=r"^ValueError: no such file \(and then CUDA error"):
-        VllmBackend().load(SPEC)
+        CoreBackend().load(SPEC)
 
 
 @pytest.mark.parametrize(("sleep_level", "ends"), [(0, False), (1, True)])
@@ -110,13 +108,13 @@ def test_too_little_memory_ends_a_process_only_if_the_model_can_sleep(
     spec = ModelSpec(name="a", path="models/a", sleep_level=sleep_level)
 
     with pytest.raises(DeviceLost if ends else RuntimeError, match="CUDA out of memory"):
-        VllmBackend().load(spec)
+        CoreBackend().load(spec)
 
 
 def test_too_little_memory_on_a_cpu_ends_no_process(loads: Loads) -> None:
     done = loads(TOO_LITTLE)
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        VllmBackend(cores=[0]).load(ModelSpec(name="a", path="models/a"))
+        CoreBackend(cores=[0]).load(ModelSpec(name="a", path="models/a"))
 
     assert done == ["make", "let go"]

@@ -18,7 +18,7 @@ from worker.engines.cpu_features import (
     missing_features,
     missing_here,
 )
-from worker.engines.loading import make_core_backend, make_front_backend, prepare_host
+from worker.engines.loading import make_backend, make_core_backend, prepare_host
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Calls that make a vLLM engine in the program's own process.
@@ -112,7 +112,7 @@ def test_an_unsuitable_cpu_is_refused_in_one_sentence() -> None:
     with pytest.raises(DeviceUnusable):
         make_core_backend(settings, 0)
     with pytest.raises(DeviceUnusable):
-        make_front_backend(settings, "/nowhere")
+        make_backend(settings, "/nowhere")
 
 
 @pytest.mark.usefixtures("sandy_bridge")
@@ -137,7 +137,7 @@ def test_every_program_that_makes_an_engine_requests_amx() -> None:
         if file != Path(__file__) and any(maker in file.read_text() for maker in ENGINE_MAKERS)
     ]
     makers = {str(file.relative_to(ROOT)): file.read_text() for file in files}
-    makers.pop("worker/engines/vllm/core.py")  # `VllmBackend.warm_up` requests it
+    makers.pop("worker/engines/vllm/core.py")  # `CoreBackend.begin_warm_up` requests it
 
     assert len(makers) >= 4
     assert [name for name, text in makers.items() if not REQUESTS & _lines(text)] == []

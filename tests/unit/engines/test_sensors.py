@@ -16,7 +16,7 @@ from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import SensorReading
 from worker.engines.device import FRESH_S, find_sensors, open_sensors
 from worker.engines.simulated.backend import SimulatedBackend
-from worker.engines.vllm.backend import VllmBackend
+from worker.engines.vllm.backend import CoreBackend
 from worker.process.main import WorkerProcess
 
 
@@ -116,7 +116,7 @@ def test_a_torch_without_uuids_has_no_sensors(
 
 
 def test_a_gpu_is_read_once_it_is_taken(gpu: PlayedNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = VllmBackend(device=3)
+    backend = CoreBackend(device=3)
     assert backend.read_sensors() == SensorReading()
     for name in ("_is_in_bad_fork", "set_device", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
@@ -127,7 +127,7 @@ def test_a_gpu_is_read_once_it_is_taken(gpu: PlayedNvml, monkeypatch: pytest.Mon
 
 
 def test_a_cpu_has_no_sensors() -> None:
-    assert VllmBackend(cores=[0]).read_sensors() == SensorReading()
+    assert CoreBackend(cores=[0]).read_sensors() == SensorReading()
     assert SimulatedBackend().read_sensors() == SensorReading()
 
 

@@ -1,4 +1,4 @@
-"""The backend of a worker process with vLLM, warm before and between models."""
+"""The core of a worker process with vLLM, warm before and between models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from worker.engines import (
     Backend,
     DeviceLost,
     DeviceUnusable,
-    Engine,
     Finished,
     Memory,
     RankGroup,
@@ -65,8 +64,8 @@ class Groups(Protocol):
         """Be a rank of ``group`` until its leader releases this process."""
 
 
-class VllmBackend:
-    """See `worker.engines.Backend`. `warm_up` imports vLLM."""
+class CoreBackend:
+    """What the process of a core does with its device: it is warm before and between models."""
 
     def __init__(
         self,
@@ -98,18 +97,8 @@ class VllmBackend:
         self._has_kernels = False  # set by the first load
         self._sensors: GpuSensors | None = None  # found when it takes its device
 
-    def warm_up(self) -> dict[str, float]:
-        """Do once all that needs no model; see `worker.engines.Backend.warm_up`."""
-        stopwatch = Stopwatch()
-        self.begin_warm_up(stopwatch)
-        with stopwatch.phase(FIRST_MODEL):
-            run_first_model(self)
-        with stopwatch.phase(HEAP):
-            settle()
-        return stopwatch.phases_s
-
     def begin_warm_up(self, stopwatch: Stopwatch) -> None:
-        """Do what comes before the first model."""
+        """Import vLLM and do what else comes before the first model."""
         with stopwatch.phase("import"), uncollected():
             for module in engine_modules(cpu=self._is_on_cpu):
                 importlib.import_module(module)
@@ -117,14 +106,6 @@ class VllmBackend:
             self._take_device()
         with stopwatch.phase(HEAP):
             freeze()
-
-    def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Engine:
-        """Load an engine; see `worker.engines.Backend.load`."""
-        core = self.load_core(spec, group, weights)
-        from worker.engines.vllm.core import LocalLink
-        from worker.engines.vllm.engine import VllmEngine
-
-        return VllmEngine(spec, LocalLink(core), log_stats=self._log_stats, grammars=self._grammars)
 
     def attend(self, group: RankGroup) -> None:
         """Serve a group's leader; see `worker.engines.Backend.attend`."""
@@ -147,8 +128,8 @@ class VllmBackend:
         """The sensors of the GPU; see `worker.engines.Backend.read_sensors`."""
         return self._sensors.read() if self._sensors else SensorReading()
 
-    def load_core(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Core:
-        """Load a model, without its front."""
+    def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> Core:
+        """Load a model; see `worker.engines.Backend.load`."""
         if group and self._is_alone:
             raise ValueError(
                 f"this model takes {group.size} devices, but MIG instances cannot form a group"

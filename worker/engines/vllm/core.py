@@ -1,16 +1,15 @@
 """What needs the device: weights, KV cache, scheduler and sampler of one model.
 
-It is vLLM's `EngineCore` with what the worker does to it. A *front* (`VllmEngine`) makes requests
-and reads outputs; between both is a `CoreLink`: none but a method call where they share a process,
-as in a warm-up, and a socket where they do not (`worker.engines.vllm.core_link`).
+It is vLLM's `EngineCore` with what the worker does to it. A *front* (`VllmEngine`) in another
+process makes requests and reads outputs; `worker.engines.vllm.core_link` is between both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm import PoolingParams
 from vllm.config import VllmConfig
@@ -18,7 +17,6 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
 
 from tokenyard import clock
@@ -57,30 +55,6 @@ class CoreInfo:
     adapters: Mapping[str, LoRARequest]
     phases_s: Mapping[str, float]
     weights: str
-
-
-class CoreLink(Protocol):
-    """How a front reaches its core."""
-
-    info: CoreInfo
-    client: EngineCoreClient
-
-    @property
-    def has_outputs(self) -> bool:
-        """Whether the core has, or would make, outputs."""
-
-    def refused(self) -> Mapping[str, str]:
-        """Requests whose grammars cannot be compiled, by lane entry, with the reasons."""
-
-    @property
-    def is_worn(self) -> bool:
-        """Whether its process should be replaced once it is idle; any thread may ask."""
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `Core`; raises what that raises."""
-
-    def listen(self, wake: Callable[[], None]) -> None:
-        """Call ``wake``, from another thread, when there are outputs."""
 
 
 class Core:
@@ -186,7 +160,7 @@ class Core:
         return outputs.get(0) if outputs else None
 
     def refused(self) -> dict[str, str]:
-        """See `CoreLink.refused`."""
+        """Requests whose grammars cannot be compiled, by lane entry, with the reasons."""
         refused = self._grammars.refused()
         if not self._grammars.is_compiling:
             self._keys.clear()
@@ -194,7 +168,7 @@ class Core:
 
     @property
     def is_worn(self) -> bool:
-        """See `CoreLink.is_worn`."""
+        """Whether its process should be replaced once it is idle; any thread may ask."""
         return self._grammars.is_stuck
 
     def supported_tasks(self) -> Any:
@@ -288,68 +262,3 @@ class Core:
         if self._core is None:
             raise RuntimeError("the engine is closed")
         return self._core
-
-
-class LocalLink:
-    """The link of a front in the same process and thread: its steps are the core's."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self.info = core.info
-        self.client: EngineCoreClient = _LocalClient(self, core)
-        self.has_outputs = True
-
-    def refused(self) -> Mapping[str, str]:
-        """See `CoreLink`."""
-        return self._core.refused()
-
-    @property
-    def is_worn(self) -> bool:
-        """See `CoreLink`."""
-        return self._core.is_worn
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """See `CoreLink`."""
-        return getattr(self._core, method)(*arguments)
-
-    def listen(self, wake: Callable[[], None]) -> None:
-        """Outputs come by steps only."""
-
-
-class CoreClient(EngineCoreClient):
-    """What vLLM's clients of a core have in common, wherever it is."""
-
-    def __init__(self, link: CoreLink) -> None:
-        self._link = link
-
-    def get_supported_tasks(self) -> Any:
-        """See vLLM's `EngineCoreClient`."""
-        return self._link.call("supported_tasks")
-
-    def reset_mm_cache(self) -> None:
-        """See vLLM's `EngineCoreClient`."""
-        self._link.call("reset_mm_cache")
-
-    def dp_engines_running(self) -> bool:
-        """See vLLM's `EngineCoreClient`."""
-        return False
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """The core is closed by its owner."""
-
-
-class _LocalClient(CoreClient):
-    """vLLM's client of a core in this process."""
-
-    def __init__(self, link: LocalLink, core: Core) -> None:
-        super().__init__(link)
-        self._core = core
-
-    def add_request(self, request: EngineCoreRequest) -> None:
-        self._core.add(self._core.preprocess(request))
-
-    def abort_requests(self, request_ids: list[str]) -> None:
-        self._core.abort(request_ids)
-
-    def get_output(self) -> EngineCoreOutputs:
-        return self._core.step() or EngineCoreOutputs()

@@ -25,7 +25,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from tokenyard import clock
 from worker.engines import DeviceLost, DeviceUnusable, Unsupported
 from worker.engines.connecting import connect
-from worker.engines.vllm.core import Core, CoreClient, CoreInfo
+from worker.engines.vllm.core import Core, CoreInfo
 
 log = logging.getLogger("tokenyard.worker.core")
 
@@ -102,8 +102,8 @@ class Frames:
 # The front's side
 
 
-class SocketLink:
-    """See `worker.engines.vllm.core.CoreLink`."""
+class SocketLink(EngineCoreClient):
+    """How a front reaches its core, also as vLLM's client of it."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
         """Connect to the core at ``address``, which may still be starting."""
@@ -114,9 +114,9 @@ class SocketLink:
         self._refused: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
         self._fault: Error | None = None
         self._wake: Callable[[], None] = lambda: None
+        self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
         self.info: CoreInfo
-        self.client: EngineCoreClient = _SocketClient(self, self._frames)
         threading.Thread(target=self._receive, name="core", daemon=True).start()
 
     def listen(self, wake: Callable[[], None]) -> None:
@@ -125,29 +125,55 @@ class SocketLink:
 
     @property
     def has_outputs(self) -> bool:
-        """See `CoreLink`."""
+        """Whether `get_output` has something, or raises."""
         return not (self._outputs.empty() and self._refused.empty()) or self._fault is not None
 
     @property
     def is_worn(self) -> bool:
-        """See `CoreLink`."""
+        """Whether the core's process should be replaced once it is idle; any thread may ask."""
         return bool(self.call("is_worn"))
 
     def refused(self) -> Mapping[str, str]:
-        """See `CoreLink`."""
+        """Requests whose grammars cannot be compiled, by lane entry, with the reasons."""
         refused: dict[str, str] = {}
         while not self._refused.empty():
             refused |= self._refused.get()
         return refused
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """See `CoreLink`; any thread may call."""
+        """Call a method of `Core`; raises what that raises. Any thread may call."""
         number, answer = next(self._numbers), Future[Any]()
         self._calls[number] = answer
         self._frames.send_object(Kind.CALL, (number, method, arguments))
         return answer.result()
 
-    def take(self) -> EngineCoreOutputs:
+    # Of vLLM's `EngineCoreClient`
+
+    def get_supported_tasks(self) -> Any:
+        """What the model does."""
+        return self.call("supported_tasks")
+
+    def reset_mm_cache(self) -> None:
+        """Forget the media of earlier requests."""
+        self.call("reset_mm_cache")
+
+    def dp_engines_running(self) -> bool:
+        """Never: there is one engine."""
+        return False
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """The core is closed by its owner."""
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Send a request."""
+        self._frames.send(Kind.ADD, self._encoder.encode(request))
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """Drop requests; unknown ones are ignored."""
+        if request_ids:
+            self._frames.send_object(Kind.ABORT, list(request_ids))
+
+    def get_output(self) -> EngineCoreOutputs:
         """The outputs of one step; none where no step has ended. Raises the core's last error."""
         try:
             return self._outputs.get_nowait()
@@ -182,26 +208,6 @@ class SocketLink:
                 case Kind.FAULT:
                     self._fault = pickle.loads(parts[0])  # noqa: S301
                     self._wake()
-
-
-class _SocketClient(CoreClient):
-    """vLLM's client of a core behind a socket."""
-
-    def __init__(self, link: SocketLink, frames: Frames) -> None:
-        super().__init__(link)
-        self._take = link.take
-        self._frames = frames
-        self._encoder = MsgpackEncoder()
-
-    def add_request(self, request: EngineCoreRequest) -> None:
-        self._frames.send(Kind.ADD, self._encoder.encode(request))
-
-    def abort_requests(self, request_ids: list[str]) -> None:
-        if request_ids:
-            self._frames.send_object(Kind.ABORT, list(request_ids))
-
-    def get_output(self) -> EngineCoreOutputs:
-        return self._take()
 
 
 # The core's side

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from worker.engines import RankGroup
 from worker.engines.stopwatch import Stopwatch
-from worker.engines.vllm.backend import VllmBackend, settle
+from worker.engines.vllm.backend import CoreBackend, settle
 from worker.engines.vllm.core import Core, CoreInfo
 from worker.engines.vllm.core_link import CoreServer, Frames, Kind, error_of
 from worker.engines.vllm.warm_base import unmonitored
@@ -26,7 +26,7 @@ _FLUSH_S: Final = 1.0
 class CoreProcess:
     """Carries out the calls of fronts, and steps the core while it has work."""
 
-    def __init__(self, backend: VllmBackend, address: str) -> None:
+    def __init__(self, backend: CoreBackend, address: str) -> None:
         """``address`` is that of the Unix socket for its front."""
         self._backend = backend
         at_once = {
@@ -127,7 +127,7 @@ class CoreProcess:
         if self._loaded != (spec, group):
             self._close(0)
         if self._core is None:
-            self._core = self._server.core = self._backend.load_core(spec, group, weights)
+            self._core = self._server.core = self._backend.load(spec, group, weights)
             self._loaded = spec, group
         return self._core.info
 

@@ -1,7 +1,7 @@
-"""The front of a model in vLLM: `vllm.LLMEngine` over a core, in this process or another.
+"""The front of a model in vLLM: `vllm.LLMEngine` over a core in another process.
 
 Set the environment (`worker.engines.vllm.environment`) before you import this module: vLLM reads
-part of it during its import. `VllmBackend` makes engines. Works with vLLM 0.26 to 0.32.
+part of it during its import. `RemoteBackend` makes engines. Works with vLLM 0.26 to 0.32.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from worker.engines.vllm.collectors import (
     Whole,
     unfulfillable,
 )
-from worker.engines.vllm.core import CoreLink
 from worker.engines.vllm.grammars import GrammarLimits, check_grammar
 from worker.engines.vllm.params import ParamsMaker, reason_of, refusal
 from worker.engines.vllm.pooling_answer import PooledPart
@@ -55,6 +54,7 @@ from worker.models import ModelSpec
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
+    from worker.engines.vllm.core_link import SocketLink
     from worker.engines.vllm.pooling import Pooling
 
 logger = logging.getLogger("tokenyard.worker")
@@ -70,7 +70,7 @@ class VllmEngine:
     def __init__(
         self,
         spec: ModelSpec,
-        link: CoreLink,
+        link: SocketLink,
         *,
         log_stats: bool = False,
         grammars: GrammarLimits | None = None,
@@ -87,7 +87,7 @@ class VllmEngine:
         self._ready: list[EngineEvent] = []  # answers that need no step
         self._params = ParamsMaker()
         self._adapters = info.adapters
-        with replaced(EngineCoreClient, "make_client", staticmethod(lambda **_: link.client)):
+        with replaced(EngineCoreClient, "make_client", staticmethod(lambda **_: link)):
             self._engine: LLMEngine | None = LLMEngine(
                 config, Executor, log_stats, multiprocess_mode=True
             )
