@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Final
 
 from tokenyard.protocol.errors import EngineLost, LoadFailed
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineInfo
+from worker.host.allocation import Goal
 from worker.host.process_handle import WorkerProcessHandle
 from worker.local.request_batch import RequestBatch
 from worker.messages import LOCAL, AbortRequests, Delivery, Serve
@@ -23,21 +23,13 @@ from worker.models import ModelSpec
 _AT_ONCE: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A model and its devices."""
-
-    spec: ModelSpec
-    devices: tuple[int, ...]
-
-
 class Booking:
     """A model on devices of the pool; its spec is unique and compared by identity."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.devices: tuple[int, ...] = ()
-        self.before: Size | None = None  # the old size, during a resize
+        self.before: Goal | None = None  # in its old size, during a resize
         self.info: EngineInfo | None = None  # reported by its last load
         self.fault = ""  # reason why it is not up
         self.leader: WorkerProcessHandle | None = None  # the process that serves or served it
@@ -71,7 +63,7 @@ class Booking:
 
     def resize(self, spec: ModelSpec, devices: Sequence[int]) -> None:
         """Start a resize; new requests wait for its end."""
-        self.before, self.resized = Size(self.spec, self.devices), Future()
+        self.before, self.resized = Goal(self.spec, self.devices), Future()
         self._finishing, self.is_serving = set(self._asked), False
         self.spec = spec
         self.book(devices)

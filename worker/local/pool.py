@@ -9,7 +9,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -197,10 +197,8 @@ class Bookings:
 
     def book(self, booking: Booking) -> Future[None]:
         """Start an engine on free devices; raises `NoFreeDevice`."""
-        free = [device for device, goal in self.pool.goals.items() if goal is None]
         ranks = booking.spec.ranks
-        if len(free) < ranks:
-            raise self._full(booking.spec, f"{ranks}", free)
+        free = self._free(booking.spec, ranks, self.pool.goals)
         chosen = sorted(sorted(free, key=self._burden)[:ranks])
         self._all.append(booking)
         return self._aim(booking, chosen)
@@ -234,9 +232,7 @@ class Bookings:
             raise RuntimeError(f"the engine {booking.spec.name} was deleted")
         if not booking.is_asleep:
             return booking.up
-        free = [device for device in booking.devices if self.pool.goals[device] is None]
-        if len(free) < len(booking.devices):
-            raise self._full(booking.spec, f"{booking.spec.ranks}", free)
+        self._free(booking.spec, len(booking.devices), booking.devices)
         return self._aim(booking, booking.devices)
 
     def resize(self, booking: Booking, spec: ModelSpec) -> Future[None]:
@@ -246,10 +242,8 @@ class Bookings:
             raise RuntimeError(f"the engine {spec.name} {state}")
         if not booking.is_serving:
             raise EngineLost(f"{spec.name}: it is being loaded again; try later")
-        free = [device for device, goal in self.pool.goals.items() if goal is None]
         more = spec.ranks - len(booking.devices)
-        if len(free) < more:
-            raise self._full(spec, f"{more} more", free)
+        free = self._free(spec, more, self.pool.goals, " more")
         added = sorted(free, key=self._burden)[: max(0, more)]
         before, devices = booking.devices, (*booking.devices[: spec.ranks], *sorted(added))
         booking.resize(spec, devices)
@@ -291,14 +285,19 @@ class Bookings:
         is_warm = any(member.state is State.WARM for member in members)
         return self.pool.holder(device) is not None, not is_warm
 
-    def _full(self, spec: ModelSpec, wanted: str, free: Sequence[int]) -> NoFreeDevice:
-        """The error that lists which device holds which model."""
+    def _free(
+        self, spec: ModelSpec, count: int, devices: Iterable[int], more: str = ""
+    ) -> list[int]:
+        """The free ones of ``devices``; raises `NoFreeDevice` if they are fewer than ``count``."""
+        free = [device for device in devices if self.pool.goals[device] is None]
+        if len(free) >= count:
+            return free
         goals = self.pool.goals.items()
         held = ", ".join(
             f"device {device} holds {goal.spec.name}" for device, goal in goals if goal
         )
-        return NoFreeDevice(
-            f"{spec.name} takes {wanted}, {len(free)} free: {held}; delete one first"
+        raise NoFreeDevice(
+            f"{spec.name} takes {count}{more}, {len(free)} free: {held}; delete one first"
         )
 
     def _has_devices(self, booking: Booking) -> bool:
