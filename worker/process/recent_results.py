@@ -33,27 +33,13 @@ class RecentResults:
     Publishers add to it and the engine's thread reads it; it is thread-safe.
     """
 
-    def __init__(
-        self,
-        *,
-        most_s: float = MOST_S,
-        most_results: int = MOST_RESULTS,
-        most_bytes: int = MOST_BYTES,
-    ) -> None:
-        self._most_s = most_s
-        self._most_results = most_results
-        self._most_bytes = most_bytes
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         # Time (monotonic) and packed result, oldest first. Packed, it is one object instead of
         # ten, which makes dropping it cheap.
         self._results: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
         self._bytes = 0
         self._forgotten_at = float("-inf")
-
-    @property
-    def count(self) -> int:
-        """The number of results."""
-        return len(self._results)
 
     def keep(self, ended: Iterable[tuple[Run, Publication]], now: float) -> None:
         """Keep published results; ``now`` is monotonic. Failed requests may be tried again."""
@@ -72,7 +58,7 @@ class RecentResults:
     def find(self, assignment: Assignment) -> Reply | None:
         """The result of this request, or None."""
         found = self._results.get(_key(assignment))
-        if found is None or found[0] < clock.monotonic() - self._most_s:
+        if found is None or found[0] < clock.monotonic() - MOST_S:
             return None
         return decode_reply(found[1])
 
@@ -88,9 +74,9 @@ class RecentResults:
         while results:
             oldest = next(iter(results))
             if (
-                len(results) <= self._most_results
-                and self._bytes <= self._most_bytes
-                and results[oldest][0] >= now - self._most_s
+                len(results) <= MOST_RESULTS
+                and self._bytes <= MOST_BYTES
+                and results[oldest][0] >= now - MOST_S
             ):
                 return
             self._drop(oldest)

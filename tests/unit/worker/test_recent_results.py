@@ -11,6 +11,7 @@ from tests.support.loop_rig import INFO
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts.answers import Publication
+from worker.process import recent_results
 from worker.process.outcomes import Remembered, Run, result_reply
 from worker.process.recent_results import MOST_BYTES, RecentResults
 
@@ -49,38 +50,42 @@ def test_only_completed_requests_are_kept(status: str) -> None:
     assert ended.find(keep(ended, answer(status=status))) is None
 
 
-def test_the_oldest_are_dropped_if_there_are_too_many() -> None:
-    ended = RecentResults(most_results=3)
+def test_the_oldest_are_dropped_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_results, "MOST_RESULTS", 3)
+    ended = RecentResults()
     kept = [keep(ended, answer()) for _ in range(5)]
     assert [ended.find(one) is not None for one in kept] == [False, False, True, True, True]
 
 
-def test_the_oldest_are_dropped_if_they_are_too_large() -> None:
-    ended = RecentResults(most_bytes=10_000)
+def test_the_oldest_are_dropped_if_they_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_results, "MOST_BYTES", 10_000)
+    ended = RecentResults()
     kept = [keep(ended, answer(text="x" * 4_000)) for _ in range(3)]
     assert [ended.find(one) is not None for one in kept] == [False, True, True]
     too_large = keep(ended, answer(tokens=b"\0" * 20_000))
     assert ended.find(too_large) is None
-    assert ended.count == 0
+    assert len(ended._results) == 0
     keep(ended, answer(logprobs="x" * 4_000))
     keep(ended, answer(choices="x" * 4_000))
-    assert ended.count == 2, "what is gone takes no room"
+    assert len(ended._results) == 2, "what is gone takes no room"
 
 
-def test_a_repeated_result_takes_no_more_room() -> None:
-    ended, request = RecentResults(most_bytes=2_000), make_assignment()
+def test_a_repeated_result_takes_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_results, "MOST_BYTES", 2_000)
+    ended, request = RecentResults(), make_assignment()
     for _ in range(10):
         ended.keep([(Run(request, 0.0), Publication(request, answer()))], time.monotonic())
     keep(ended, answer())
-    assert ended.count == 2
+    assert len(ended._results) == 2
 
 
-def test_old_results_are_dropped() -> None:
-    ended = RecentResults(most_s=60.0)
+def test_old_results_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_results, "MOST_S", 60.0)
+    ended = RecentResults()
     old, young = keep(ended, answer(), age_s=61.0), keep(ended, answer())
-    assert (ended.find(old), ended.count) == (None, 1)
+    assert (ended.find(old), len(ended._results)) == (None, 1)
     assert ended.find(young) is not None
-    ended = RecentResults(most_s=60.0)
+    ended = RecentResults()
     assert ended.find(keep(ended, answer(), age_s=61.0)) is None, "it is too old, if the only one"
 
 
@@ -99,7 +104,7 @@ def test_the_default_holds_the_results_of_many_seconds() -> None:
     ended = RecentResults()
     for _ in range(2_000):
         keep(ended, answer(tokens=b"\0" * 4 * 128, text="x" * 600))
-    assert ended.count == 2_000, f"of 128 tokens each in {MOST_BYTES} bytes"
+    assert len(ended._results) == 2_000, f"of 128 tokens each in {MOST_BYTES} bytes"
 
 
 def test_a_kept_result_is_published_unchanged_except_for_tokens_published_now() -> None:
