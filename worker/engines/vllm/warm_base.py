@@ -65,7 +65,8 @@ def held_back(*, has_kernels: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced(gc, "freeze", _do_nothing))
         stack.enter_context(replaced(gc, "unfreeze", _do_nothing))
-        stack.enter_context(_own_excepthook())
+        # Restored afterwards: torch wraps it per model, which adds a "[rank0]" to every line.
+        stack.enter_context(replaced(sys, "excepthook", sys.excepthook))
         stack.enter_context(unmonitored())
         platform = _platform()
         # Ask the class: a platform warns of attributes that it lacks.
@@ -201,16 +202,6 @@ def _platform() -> Any:
     from vllm.platforms import current_platform
 
     return current_platform
-
-
-@contextmanager
-def _own_excepthook() -> Iterator[None]:
-    """Restore the excepthook: torch wraps it per model, which adds a "[rank0]" to every line."""
-    kept = sys.excepthook
-    try:
-        yield
-    finally:
-        sys.excepthook = kept
 
 
 @contextmanager
