@@ -78,6 +78,11 @@ class Finished(Struct, frozen=True):
     created_cache_tokens: int | None = None  # of the prompt, new in that cache
     pooling: PoolingOutput | None = None
 
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of all choices, those of earlier attempts included."""
+        return sum([len(choice.tokens) for choice in self.choices])
+
 
 class RequestError(Struct, frozen=True):
     """A request that the engine cannot serve; other requests continue."""

@@ -22,7 +22,6 @@ from tokenyard.protocol.replies import (
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts.answers import CancelledUse
 from worker.engines import (
-    EngineEvent,
     EngineInfo,
     Finished,
     PoolingOutput,
@@ -71,7 +70,15 @@ class Remembered:
     reply: Reply
 
 
-Outcome = EngineEvent | Expired | Remembered
+#: The end of a request.
+End = Finished | RequestError | Expired | Remembered
+Outcome = TokenDelta | End
+
+
+def output_tokens(end: End) -> int:
+    """Tokens that were made of a request; those of a remembered result were counted before."""
+    made = end.made if isinstance(end, Expired) else end
+    return made.output_tokens if isinstance(made, Finished) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +95,10 @@ class Aborted:
         client, _, request_id = self.charged.partition("/")
         if self.made is None:
             return CancelledUse(client, request_id, self.key)
-        output = sum(len(choice.tokens) for choice in self.made.choices)
         made, cached = self.made, self.made.cached_tokens or 0
-        return CancelledUse(client, request_id, self.key, made.prompt_tokens, cached, output)
+        return CancelledUse(
+            client, request_id, self.key, made.prompt_tokens, cached, made.output_tokens
+        )
 
 
 def charged_name(assignment: Assignment) -> str:
@@ -175,7 +183,7 @@ def epoch_to_store(run: Run, delta: Reply, epoch: int | None) -> int | None:
 
 def result_reply(
     run: Run,
-    end: Finished | RequestError | Expired | Remembered,
+    end: End,
     info: EngineInfo,
     worker: str,
     now: float,
@@ -257,8 +265,9 @@ def _choices(end: Finished) -> str | None:
 
 
 def _usage(end: Finished) -> str:
-    completion = sum([len(choice.tokens) for choice in end.choices])
-    return _usage_text(end.prompt_tokens, completion, end.cached_tokens, end.created_cache_tokens)
+    return _usage_text(
+        end.prompt_tokens, end.output_tokens, end.cached_tokens, end.created_cache_tokens
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -8,9 +8,7 @@ from tokenyard import clock
 from tokenyard.protocol.wire import Request
 from tokenyard.telemetry.tracing import Attributes, Tracer, carrier_of
 from worker.engines import EngineInfo, Finished, RequestError
-from worker.process.outcomes import Expired, Remembered, Run
-
-End = Finished | RequestError | Expired | Remembered | None
+from worker.process.outcomes import End, Expired, Remembered, Run
 
 
 class EngineSpans:
@@ -21,7 +19,7 @@ class EngineSpans:
         self._info = info
         self._worker = worker
 
-    def ended(self, run: Run, end: End) -> None:
+    def ended(self, run: Run, end: End | None) -> None:
         """Record an attempt; ``end`` is None if the request now belongs to another attempt."""
         if not self._tracer.is_on:
             return
@@ -70,18 +68,18 @@ def _operation(request: Request) -> str:
     return "chat" if request.messages else "text_completion"
 
 
-def _made(end: End) -> Attributes:
+def _made(end: End | None) -> Attributes:
     made = end.made if isinstance(end, Expired) else end
     if not isinstance(made, Finished):
         return {}
     return {
         "gen_ai.usage.input_tokens": made.prompt_tokens,
-        "gen_ai.usage.output_tokens": sum(len(choice.tokens) for choice in made.choices),
+        "gen_ai.usage.output_tokens": made.output_tokens,
         "gen_ai.response.finish_reasons": [one.finish_reason or "" for one in made.choices],
     }
 
 
-def _error(end: End) -> str:
+def _error(end: End | None) -> str:
     match end:
         case Finished() | Remembered():
             return ""

@@ -19,13 +19,12 @@ from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry.metrics import Histogram
 from worker.engines import Finished, RequestError, TokenDelta
 from worker.messages import EngineMetric
-from worker.process.outcomes import Expired, Outcome, Remembered, Run
+from worker.process.outcomes import End, Expired, Outcome, Remembered, Run, output_tokens
 from worker.published_counts import PublishedCounts
 
 #: The median time to first token covers this window and at most `MOST_KEPT` requests.
 WINDOW_S: Final = 60.0
 MOST_KEPT: Final = 1000
-End = Finished | RequestError | Expired | Remembered
 _OUTCOMES: Final = {
     Finished: "completed",
     RequestError: "failed",
@@ -70,7 +69,7 @@ class RunningStats:
                     continue
                 self._finished += 1
                 self._failed += isinstance(outcome, _FAILURES)
-                made = _made(outcome)
+                made = output_tokens(outcome)
                 tokens += max(0, made - max(run.seq, run.counted))
                 if _came_at_once(run, outcome):
                     self._ttft.observe(_whole_s(run, now))
@@ -158,16 +157,6 @@ def _came_at_once(run: Run, end: End) -> bool:
     assignment = run.assignment
     is_whole = assignment.request.stream and run.first_token is None
     return is_whole and isinstance(end, Finished) and not assignment.published
-
-
-def _made(end: End) -> int:
-    """Tokens of a request in all its choices, including those of earlier attempts."""
-    made = end.made if isinstance(end, Expired) else end
-    if not isinstance(made, Finished):
-        return 0
-    if len(made.choices) == 1:  # nearly always, and there is one for each request
-        return len(made.choices[0].tokens)
-    return sum(len(choice.tokens) for choice in made.choices)
 
 
 def read_stats() -> Sequence[EngineMetric]:
