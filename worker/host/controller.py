@@ -38,6 +38,7 @@ from tokenyard.scripts.answers import Why
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
 from tokenyard.telemetry.tracing import Tracer
+from worker import messages
 from worker.engines.devices import with_device
 from worker.host.allocation import Goal, fits
 from worker.host.catalog import HostEntry, read_catalog
@@ -52,16 +53,6 @@ from worker.host.process_state import State
 from worker.host.reconciler import StateReconciler
 from worker.host.roster_entry import roster_entry
 from worker.host.start_failures import StartFailures
-from worker.messages import (
-    CommandRefused,
-    Done,
-    EngineCommand,
-    Fenced,
-    Heartbeat,
-    LaneReleased,
-    Serve,
-    ToController,
-)
 
 log = logging.getLogger("tokenyard.worker.controller")
 
@@ -228,7 +219,7 @@ class Controller:
             is_new = member.worker != member.served
             if member.worker and is_new and self._reconciler.may_serve(member):
                 member.served = member.worker
-                member.send(Serve(member.worker))
+                member.send(messages.Serve(member.worker))
         self._pool.suspended = self._reconciler.suspended()
         self._pool.weights = self._reconciler.weights()
         self._forgive()
@@ -347,18 +338,18 @@ class Controller:
         """See `PoolListener`."""
         self._commands.refused(member, reason)
 
-    def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
+    def heard(self, member: WorkerProcessHandle, message: messages.ToController) -> None:
         """See `PoolListener`."""
         match message:
-            case Heartbeat():
+            case messages.Heartbeat():
                 self._metrics.heard(member, message)
-            case Fenced(worker):
+            case messages.Fenced(worker):
                 self._leave_behind(worker)
-            case LaneReleased(worker) if worker == member.worker:
+            case messages.LaneReleased(worker) if worker == member.worker:
                 member.has_released_lane = True
-            case Done(errand):
+            case messages.Done(errand):
                 member.observed.did(errand)
-            case CommandRefused(reason, EngineCommand() as errand):
+            case messages.CommandRefused(reason, messages.EngineCommand() as errand):
                 log.error("%s: %s", member.name, reason)
                 member.observed.cannot(errand, reason)
 

@@ -21,6 +21,7 @@ from tokenyard.process.home import folder_for_sockets
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts.answers import Why
+from worker import messages
 from worker.engines import RankGroup
 from worker.engines.loading import prepare_host
 from worker.host.allocation import (
@@ -37,17 +38,6 @@ from worker.host.diagnosis import FailedStart
 from worker.host.fork_server import preload
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
-from worker.messages import (
-    Asleep,
-    CommandRefused,
-    Drained,
-    Heartbeat,
-    ProcessFailed,
-    Ready,
-    Stop,
-    ToController,
-    Warm,
-)
 from worker.models import ModelSpec
 
 log = logging.getLogger("tokenyard.worker.pool")
@@ -246,30 +236,30 @@ class Pool:
             if sentinel in heard and member.process is not None and not member.says_why_it_ends:
                 member.process.kill()  # it ends by itself, unless it hangs
 
-    def _handle(self, member: WorkerProcessHandle, message: ToController) -> None:
+    def _handle(self, member: WorkerProcessHandle, message: messages.ToController) -> None:
         match message:
-            case Warm():
+            case messages.Warm():
                 member.warm(message)
                 self._listener.changed(member)
-            case Ready(info):
+            case messages.Ready(info):
                 member.ready(message)
                 self._retries.succeeded()
                 log.info("%s: engine %s is up with %s", member.name, info.engine, info.model)
                 self._listener.serves(member)
-            case Asleep():
+            case messages.Asleep():
                 member.asleep(message)
                 self._listener.changed(member)
-            case CommandRefused(reason, None):
+            case messages.CommandRefused(reason, None):
                 self._refused(member, reason)
-            case Heartbeat():
+            case messages.Heartbeat():
                 member.note_heartbeat(message)
                 if message.is_worn and not member.is_retiring:
                     log.warning("%s has work that cannot be stopped; to be replaced", member.name)
                     self.recycle(member)
                 self._listener.heard(member, message)
-            case Drained():
+            case messages.Drained():
                 member.drained()
-            case ProcessFailed(reason):
+            case messages.ProcessFailed(reason):
                 log.debug("%s: %s", member.name, reason)  # logged again when it has ended
                 member.last_words = reason
             case _:
@@ -370,7 +360,7 @@ class Pool:
     def stop(self) -> None:
         """Stop the processes; unfinished requests move on; idempotent."""
         for member in self.members:
-            member.send(Stop())
+            member.send(messages.Stop())
             if member.state not in (State.READY, State.DRAINING, State.DRAINED, State.WARM):
                 member.kill()
         until = clock.monotonic() + STOP_S
@@ -424,7 +414,7 @@ class PoolListener(Protocol):
     def refused(self, member: WorkerProcessHandle, reason: str) -> None:
         """A process cannot sleep; its model is being unloaded."""
 
-    def heard(self, member: WorkerProcessHandle, message: ToController) -> None:
+    def heard(self, member: WorkerProcessHandle, message: messages.ToController) -> None:
         """A process has sent a message that does not concern the pool."""
 
 

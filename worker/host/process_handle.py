@@ -23,6 +23,7 @@ from tokenyard.broker.outage import Backoff
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts.answers import Why
+from worker import messages
 from worker.engines import EngineInfo, RankGroup
 from worker.host import fork_server
 from worker.host.core_handle import CoreHandle
@@ -31,20 +32,6 @@ from worker.host.leak import LeakRule, MemoryHistory, Verdict
 from worker.host.output import Output
 from worker.host.process_state import AWAKE, CHANGING, SERVING, State
 from worker.host.run_state import ObservedState
-from worker.messages import (
-    Asleep,
-    Attach,
-    Drain,
-    Heartbeat,
-    LoadModel,
-    Ready,
-    Sleep,
-    ToController,
-    ToProcess,
-    Unload,
-    Wake,
-    Warm,
-)
 from worker.models import ModelSpec
 from worker.process.main import main
 
@@ -72,7 +59,7 @@ class WorkerProcessHandle:
         self._settings = settings
         self._backoff = RestartBackoff(settings.backoff_s, settings.max_backoff_s)
         self._started = 0.0
-        self._heartbeat = Heartbeat(0, 0)
+        self._heartbeat = messages.Heartbeat(0, 0)
         self._moved = 0.0  # when it last made progress, or had no work
         self._entered = 0.0  # its state, monotonic
         self._forget_process()
@@ -204,36 +191,36 @@ class WorkerProcessHandle:
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> None:
         """Load a model, with these weights; as the leader of ``group`` if there is one."""
         self.spec, self.group, self._weights = spec, group, weights
-        self.send(LoadModel(spec, group, weights))
+        self.send(messages.LoadModel(spec, group, weights))
         self._enter(State.LOADING)
 
     def attach(self, spec: ModelSpec, group: RankGroup) -> None:
         """Lend the process to the leader of a group."""
         self.spec, self.group = spec, group
-        self.send(Attach(group))
+        self.send(messages.Attach(group))
         self._enter(State.ATTACHED)
 
     def drain(self) -> None:
         """Finish running requests and take no more."""
-        self.send(Drain())
+        self.send(messages.Drain())
         self._enter(State.DRAINING)
 
     def unload(self) -> None:
         """Unload the model."""
-        self.send(Unload())
+        self.send(messages.Unload())
         self._enter(State.UNLOADING)
 
     def fall_asleep(self, level: int) -> None:
         """Release the device but keep the model."""
-        self.send(Sleep(level))
+        self.send(messages.Sleep(level))
         self._enter(State.UNLOADING)
 
     def wake(self) -> None:
         """Take the device again."""
-        self.send(Wake())
+        self.send(messages.Wake())
         self._enter(State.LOADING)
 
-    def send(self, command: ToProcess) -> None:
+    def send(self, command: messages.ToProcess) -> None:
         """Send a command; does nothing if the process is dead, which its sentinel reports."""
         if self.pipe is None:
             return
@@ -257,17 +244,17 @@ class WorkerProcessHandle:
 
     # Messages of the process
 
-    def receive(self) -> list[ToController]:
+    def receive(self) -> list[messages.ToController]:
         """The messages since the last call."""
-        messages: list[ToController] = []
+        received: list[messages.ToController] = []
         try:
             while self.pipe is not None and self.pipe.poll():
-                messages.append(self.pipe.recv())
+                received.append(self.pipe.recv())
         except (EOFError, OSError):
             self.pipe = None
-        return messages
+        return received
 
-    def warm(self, message: Warm) -> None:
+    def warm(self, message: messages.Warm) -> None:
         """It holds no model."""
         self.memory.note_warm(message.memory)
         self.phases_s = message.phases_s
@@ -276,7 +263,7 @@ class WorkerProcessHandle:
         self.tally = WorkerTotals()
         self._enter(State.WARM)
 
-    def ready(self, message: Ready) -> None:
+    def ready(self, message: messages.Ready) -> None:
         """The engine is up."""
         self.memory.note_loaded(message.memory)
         self.engine = message.info
@@ -285,7 +272,7 @@ class WorkerProcessHandle:
         self.sleep_level = 0
         self._enter(State.READY)
 
-    def asleep(self, message: Asleep) -> None:
+    def asleep(self, message: messages.Asleep) -> None:
         """The engine sleeps."""
         self.memory.now, self.phases_s = message.memory, {"sleep": message.seconds}
         self.served = ""
@@ -304,7 +291,7 @@ class WorkerProcessHandle:
         elif self.state is State.UNLOADING:
             self._enter(State.DRAINED)
 
-    def note_heartbeat(self, heartbeat: Heartbeat) -> None:
+    def note_heartbeat(self, heartbeat: messages.Heartbeat) -> None:
         """The process is alive; ``heartbeat`` shows whether it makes progress."""
         if heartbeat.progress != self._heartbeat.progress or not heartbeat.unfinished:
             self._moved = clock.monotonic()
@@ -464,7 +451,7 @@ class WorkerProcessHandle:
             self.since = clock.wall()
         self.state = state
         self._moved = self._entered = clock.monotonic()
-        self._heartbeat = Heartbeat(0, 0, error=self._heartbeat.error)
+        self._heartbeat = messages.Heartbeat(0, 0, error=self._heartbeat.error)
 
 
 #: The status that multiprocessing reports when the fork-server can no longer say how it ended.

@@ -12,33 +12,8 @@ from tokenyard import clock
 from tokenyard.protocol.control import PauseMode
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.wire import Assignment
+from worker import messages
 from worker.engines import Engine, Memory, RequestError, Unsupported
-from worker.messages import (
-    AbortRequests,
-    Asleep,
-    CommandRefused,
-    Delivery,
-    Done,
-    Drain,
-    Drained,
-    Fenced,
-    LaneReleased,
-    LeaseLost,
-    OutputsReady,
-    PauseEngine,
-    Ready,
-    ReloadWeights,
-    Serve,
-    SetEpoch,
-    Sleep,
-    Stale,
-    Stop,
-    ToController,
-    ToProcess,
-    Unload,
-    UnpauseEngine,
-    Wake,
-)
 from worker.process.lane_session import LaneSession
 from worker.process.outcomes import Aborted, Expired, Outcome, Remembered, Run
 from worker.process.recent_results import RecentResults
@@ -61,10 +36,10 @@ class EngineLoop:
     def __init__(
         self,
         engine: Engine,
-        inbox: queue.SimpleQueue[ToProcess],
+        inbox: queue.SimpleQueue[messages.ToProcess],
         open_session: OpenSession,
         memory: Callable[[], Memory],
-        send: Callable[[ToController], None],
+        send: Callable[[messages.ToController], None],
         results: RecentResults,
     ) -> None:
         """``memory`` measures the process, ``results`` holds what was answered in all sessions."""
@@ -120,7 +95,7 @@ class EngineLoop:
             self._note_made()
         elif self._draining and not self.unfinished and self.inbox.empty():
             self._draining = False
-            self._send(Drained())
+            self._send(messages.Drained())
         elif self._pause == "wait" and not self._is_at_rest and self.unfinished <= len(self._held):
             self._rest()
 
@@ -139,72 +114,74 @@ class EngineLoop:
         except queue.Empty:
             return
 
-    def _take(self, item: ToProcess) -> None:
+    def _take(self, item: messages.ToProcess) -> None:
         match item:
-            case Delivery():
+            case messages.Delivery():
                 self._admit_all(item)
-            case Stale(worker, entry, charged):
+            case messages.Stale(worker, entry, charged):
                 self._drop(worker, entry, charged)
-            case AbortRequests(worker, entries):
+            case messages.AbortRequests(worker, entries):
                 for entry in entries:
                     self._drop(worker, entry)
-            case LeaseLost(worker):
+            case messages.LeaseLost(worker):
                 if self._session and self._session.worker == worker:
                     self._end_session()
-                    self._send(Fenced(worker))
-            case Serve(worker):
+                    self._send(messages.Fenced(worker))
+            case messages.Serve(worker):
                 self._end_session()
                 self._session = self._open_session(worker)
                 self._session.start()
-            case Drain() | PauseEngine() | UnpauseEngine() | SetEpoch():
-                self._set_run_state(item)
-            case Sleep() | Wake() | ReloadWeights():
+            case messages.Sleep() | messages.Wake() | messages.ReloadWeights():
                 self._change_engine(item)
-            case OutputsReady():
+            case messages.Drain() | messages.EngineCommand():
+                self._set_run_state(item)
+            case messages.OutputsReady():
                 pass  # it has ended the wait
-            case Unload() | Stop():
+            case messages.Unload() | messages.Stop():
                 self._is_over = True
-                self.is_stopped = isinstance(item, Stop)
+                self.is_stopped = isinstance(item, messages.Stop)
             case _:
                 log.error("unexpected while a model is loaded: %s", item)
 
-    def _change_engine(self, command: Sleep | Wake | ReloadWeights) -> None:
+    def _change_engine(
+        self, command: messages.Sleep | messages.Wake | messages.ReloadWeights
+    ) -> None:
         """Run a command and report; one that the engine does not support changes nothing."""
         began = clock.monotonic()
         try:
             match command:
-                case Sleep(level):
+                case messages.Sleep(level):
                     self._draining = False
                     self._end_session()
                     self._engine.sleep(level)
-                    self._send(Asleep(clock.monotonic() - began, self._memory()))
-                case Wake():
+                    self._send(messages.Asleep(clock.monotonic() - began, self._memory()))
+                case messages.Wake():
                     self._engine.wake()
                     phases_s = {"wake": clock.monotonic() - began}
                     info = replace(self._engine.info, phases_s=phases_s)
-                    self._send(Ready(info, self._memory()))
-                case ReloadWeights(path):
+                    self._send(messages.Ready(info, self._memory()))
+                case messages.ReloadWeights(path):
                     self._results.forget()
                     self._engine.reload(path)
-                    self._send(Done(command))
+                    self._send(messages.Done(command))
         except Unsupported as error:
-            refused = command if isinstance(command, ReloadWeights) else None
-            self._send(CommandRefused(str(error), refused))
+            refused = command if isinstance(command, messages.ReloadWeights) else None
+            self._send(messages.CommandRefused(str(error), refused))
 
     # Run state
 
-    def _set_run_state(self, command: Drain | PauseEngine | UnpauseEngine | SetEpoch) -> None:
+    def _set_run_state(self, command: messages.Drain | messages.EngineCommand) -> None:
         match command:
-            case Drain():
+            case messages.Drain():
                 self._draining = True
-            case PauseEngine(mode):
+            case messages.PauseEngine(mode):
                 self._pause_engine(mode)
-            case UnpauseEngine():
+            case messages.UnpauseEngine():
                 self._resume()
-                self._send(Done(command))
-            case SetEpoch(epoch):
+                self._send(messages.Done(command))
+            case messages.SetEpoch(epoch):
                 self.epoch = epoch
-                self._send(Done(command))
+                self._send(messages.Done(command))
 
     def _pause_engine(self, mode: PauseMode) -> None:
         """Begin no request; drop, finish or keep the running ones, by ``mode``."""
@@ -219,7 +196,7 @@ class EngineLoop:
         """Nothing runs until the engine is unpaused."""
         self._is_at_rest = True
         if self._pause:
-            self._send(Done(PauseEngine(self._pause)))
+            self._send(messages.Done(messages.PauseEngine(self._pause)))
         if self._held:
             self._release_held()
 
@@ -232,7 +209,7 @@ class EngineLoop:
         if self._session:
             worker = self._session.worker
             self._end_session()
-            self._send(LaneReleased(worker))
+            self._send(messages.LaneReleased(worker))
 
     def _resume(self) -> None:
         self._pause, self._is_at_rest = None, False
@@ -247,7 +224,7 @@ class EngineLoop:
 
     # Requests
 
-    def _admit_all(self, delivery: Delivery) -> None:
+    def _admit_all(self, delivery: messages.Delivery) -> None:
         for assignment in delivery.assignments:
             self._admit(delivery.worker, assignment)
 

@@ -14,23 +14,9 @@ from tokenyard.broker.log_throttle import throttle_errors
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry.tracing import Tracer
+from worker import messages
 from worker.engines import Backend, DeviceLost
 from worker.engines.loading import make_backend
-from worker.messages import (
-    LOCAL,
-    Attach,
-    CommandRefused,
-    EngineStats,
-    Heartbeat,
-    LoadModel,
-    OutputsReady,
-    ProcessFailed,
-    Ready,
-    Stop,
-    ToController,
-    ToProcess,
-    Warm,
-)
 from worker.process.lane_session import LaneSession, PipeLaneSession, RedisLaneSession
 from worker.process.loop import EngineLoop
 from worker.process.recent_results import RecentResults
@@ -65,7 +51,7 @@ def main(
         # The controller reports, in a sentence, why a process does not start.
         level = logging.ERROR if process.is_warm else logging.DEBUG
         log.log(level, "worker process ends", exc_info=True)
-        pipe.send(ProcessFailed(f"{type(error).__name__}: {error}"))
+        pipe.send(messages.ProcessFailed(f"{type(error).__name__}: {error}"))
         raise SystemExit(1) from None
 
 
@@ -87,7 +73,7 @@ class WorkerProcess:
         self._device = device
         self._pipe = pipe
         self._pipe_lock = threading.Lock()
-        self._inbox: queue.SimpleQueue[ToProcess] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[messages.ToProcess] = queue.SimpleQueue()
         self._loop: EngineLoop | None = None
         self._stats = RunningStats(has_readers=bool(settings.metrics_port))
         self._backend: Backend | None = None
@@ -104,7 +90,7 @@ class WorkerProcess:
         self._backend = backend = make_backend(self._settings, self._core)
         phases_s = backend.warm_up()
         if not self._is_adopting:
-            self._send(Warm(backend.memory(), phases_s))
+            self._send(messages.Warm(backend.memory(), phases_s))
         self.is_warm = True
         while self._run_command(backend, self._inbox.get()):
             pass
@@ -112,22 +98,22 @@ class WorkerProcess:
         self._tracer.stop()
         log.info("device %d: process stops", self._device)
 
-    def _run_command(self, backend: Backend, command: ToProcess) -> bool:
+    def _run_command(self, backend: Backend, command: messages.ToProcess) -> bool:
         """Run a command while no model is loaded; returns whether the process continues."""
         match command:
-            case LoadModel():
+            case messages.LoadModel():
                 return self._serve_model(backend, command)
-            case Attach(group):
+            case messages.Attach(group):
                 began = clock.monotonic()
                 backend.attend(group)
-                self._send(Warm(backend.memory(), {"attached": clock.monotonic() - began}))
-            case Stop():
+                self._send(messages.Warm(backend.memory(), {"attached": clock.monotonic() - began}))
+            case messages.Stop():
                 return False
             case _:  # meant for a model that is gone
                 log.debug("too late: %s", command)
         return True
 
-    def _serve_model(self, backend: Backend, command: LoadModel) -> bool:
+    def _serve_model(self, backend: Backend, command: messages.LoadModel) -> bool:
         """Load a model and serve it until it is unloaded; returns whether the process continues."""
         spec = command.spec
         self._loads += 1
@@ -137,12 +123,12 @@ class WorkerProcess:
             raise  # no other model would load here either
         except Exception as error:
             log.debug("%s cannot be loaded", spec.name, exc_info=True)
-            self._send(CommandRefused(f"{spec.name}: {type(error).__name__}: {error}"))
+            self._send(messages.CommandRefused(f"{spec.name}: {type(error).__name__}: {error}"))
             return True
         results = RecentResults()
 
         def open_session(worker: str) -> LaneSession:
-            if worker == LOCAL:
+            if worker == messages.LOCAL:
                 return PipeLaneSession(engine.info, self._send)
             return RedisLaneSession(
                 self._settings,
@@ -158,17 +144,17 @@ class WorkerProcess:
         self._loop = loop = EngineLoop(
             engine, self._inbox, open_session, backend.memory, self._send, results
         )
-        engine.listen(lambda: self._inbox.put(OutputsReady()))
-        self._send(Ready(engine.info, backend.memory()))
+        engine.listen(lambda: self._inbox.put(messages.OutputsReady()))
+        self._send(messages.Ready(engine.info, backend.memory()))
         loop.run()
         self._loop = None
         began = clock.monotonic()
         engine.close()
         if not loop.is_stopped:
-            self._send(Warm(backend.memory(), {"unload": clock.monotonic() - began}))
+            self._send(messages.Warm(backend.memory(), {"unload": clock.monotonic() - began}))
         return not loop.is_stopped
 
-    def _send(self, message: ToController) -> None:
+    def _send(self, message: messages.ToController) -> None:
         with self._pipe_lock:
             self._pipe.send(message)
 
@@ -176,7 +162,7 @@ class WorkerProcess:
         """Put the controller's commands into the inbox."""
         while True:
             try:
-                command: ToProcess = self._pipe.recv()
+                command: messages.ToProcess = self._pipe.recv()
             except (EOFError, OSError):  # the controller is dead, and this process ends
                 return
             self._inbox.put(command)
@@ -190,13 +176,13 @@ class WorkerProcess:
             except OSError:
                 return
 
-    def _heartbeat(self, loop: EngineLoop | None) -> Heartbeat:
+    def _heartbeat(self, loop: EngineLoop | None) -> messages.Heartbeat:
         stats = self._stats
         counts = stats.counts() if self._settings.metrics_port else None
         tally = self._with_sensors(stats.now() if loop else WorkerTotals())
         if loop is None:
-            return Heartbeat(0, 0, tally, stats.error, counts)
-        return Heartbeat(
+            return messages.Heartbeat(0, 0, tally, stats.error, counts)
+        return messages.Heartbeat(
             loop.progress,
             loop.unfinished,
             tally,
@@ -215,8 +201,8 @@ class WorkerProcess:
             tally, temperature_c=said.temperature_c, power_w=said.power_w
         )
 
-    def _engine_stats(self) -> EngineStats | None:
+    def _engine_stats(self) -> messages.EngineStats | None:
         """The engine's own metrics, if metrics are served."""
         if not self._settings.metrics_port or self._settings.engine != "vllm":
             return None
-        return EngineStats(self._loads, read_stats())
+        return messages.EngineStats(self._loads, read_stats())
