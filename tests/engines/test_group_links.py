@@ -83,7 +83,7 @@ def ranks(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
 
 def end_of_thread(link: LeaderLink | FollowerLink) -> None:
     assert link._thread is not None
-    link._thread.join(WAIT_S)
+    link._thread._thread.join(WAIT_S)
 
 
 @pytest.fixture

@@ -25,9 +25,14 @@ def executor_for(group: RankGroup) -> type[GroupExecutor]:
     Followers may connect from now on. The caller must call `GroupExecutor.release` if the engine
     cannot be made.
     """
-    from worker.executor.leader import make_executor
+    from worker.executor.leader import GroupExecutor
+    from worker.executor.leader_link import LeaderLink
 
-    return make_executor(group)
+    if group.size < 2 or group.rank != 0:
+        raise ValueError(f"rank {group.rank} of {group.size} cannot lead a group")
+    link = LeaderLink(group)
+    link.open()
+    return type("GroupExecutor", (GroupExecutor,), {"_group": group, "_link": link})
 
 
 def attend(group: RankGroup) -> None:

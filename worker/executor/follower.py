@@ -27,6 +27,7 @@ from worker.executor.messages import (
     Dismissed,
     FromLeader,
     GroupError,
+    GroupThread,
     Hello,
     Join,
     Joined,
@@ -169,8 +170,7 @@ class FollowerLink:
         self._ended = threading.Event()
         self._finished = threading.Event()
         self._wake: Callable[[], None] | None = None
-        self._thread: threading.Thread | None = None
-        self._wake_pipe: Connection | None = None
+        self._thread: GroupThread | None = None
 
     def connect(self) -> None:
         """Connect to the leader.
@@ -207,11 +207,7 @@ class FollowerLink:
     def watch(self, wake: Callable[[], None]) -> None:
         """Start a thread that calls ``wake`` when the group ends."""
         self._wake = wake
-        wakeup, self._wake_pipe = multiprocessing.Pipe(duplex=False)
-        self._thread = threading.Thread(
-            target=self._listen, args=(wakeup,), name="group", daemon=True
-        )
-        self._thread.start()
+        self._thread = GroupThread(self._listen)
 
     def await_end(self, timeout_s: float) -> None:
         """Wait until the group ends; raises like `check`."""
@@ -227,10 +223,8 @@ class FollowerLink:
     def unwatch(self) -> None:
         """Stop the thread, because nothing waits for other ranks any more; idempotent."""
         self._finished.set()
-        if self._wake_pipe is not None:
-            self._wake_pipe.close()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.stop()
         self._wake = None
 
     def close(self) -> None:

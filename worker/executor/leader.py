@@ -32,15 +32,6 @@ LOAD_S: Final = 7200.0  # until the slowest rank has loaded, including a downloa
 HEALTH_S: Final = 10.0
 
 
-def make_executor(group: RankGroup) -> type[GroupExecutor]:
-    """See `worker.executor.executor_for`."""
-    if group.size < 2 or group.rank != 0:
-        raise ValueError(f"rank {group.rank} of {group.size} cannot lead a group")
-    link = LeaderLink(group)
-    link.open()
-    return type("GroupExecutor", (GroupExecutor,), {"_group": group, "_link": link})
-
-
 class GroupExecutor(Executor):
     """Runs rank 0 in this process and calls the followers for the other ranks.
 

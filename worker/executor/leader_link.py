@@ -21,6 +21,7 @@ from worker.executor.messages import (
     FromFollower,
     FromLeader,
     GroupError,
+    GroupThread,
     Hello,
     Joined,
     Leave,
@@ -52,8 +53,7 @@ class LeaderLink:
         self._outside = threading.Event()
         self._outside.set()
         self._wake: Callable[[], None] | None = None
-        self._thread: threading.Thread | None = None
-        self._wake_pipe: Connection | None = None
+        self._thread: GroupThread | None = None
 
     def open(self) -> None:
         """Listen at the address; followers that connect early wait."""
@@ -92,7 +92,7 @@ class LeaderLink:
                     line.close()
         finally:
             self._close_listener()
-            self._start_listening()
+            self._thread = GroupThread(self._listen)
 
     def tell(self, message: FromLeader) -> None:
         """Send a message to all followers that are still connected."""
@@ -164,7 +164,8 @@ class LeaderLink:
                 self._heard.wait_for(lambda: not self._lines, RELEASE_S)
         if self._lines:
             log.warning("%s did not leave within %g s", _ranks(self._lines.values()), RELEASE_S)
-        self._stop_listening()
+        if self._thread is not None:
+            self._thread.stop()
         self._wake = None
         for line in self._lines:
             line.close()
@@ -186,19 +187,6 @@ class LeaderLink:
         if listener is not None:
             listener.close()
             Path(self._group.address).unlink(missing_ok=True)
-
-    def _start_listening(self) -> None:
-        wakeup, self._wake_pipe = multiprocessing.Pipe(duplex=False)
-        self._thread = threading.Thread(
-            target=self._listen, args=(wakeup,), name="group", daemon=True
-        )
-        self._thread.start()
-
-    def _stop_listening(self) -> None:
-        if self._wake_pipe is not None:
-            self._wake_pipe.close()
-        if self._thread is not None:
-            self._thread.join()
 
     def _listen(self, wakeup: Connection) -> None:
         while self._lines:

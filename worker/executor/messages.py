@@ -16,7 +16,11 @@ fails. A connection that ends without `Left` or `Leave` means that the other end
 
 from __future__ import annotations
 
+import multiprocessing
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 
@@ -83,6 +87,21 @@ class ConnectionLost:
 
 FromFollower = Hello | Built | Joined | Left | RankFailed
 FromLeader = Build | Join | Leave
+
+
+class GroupThread:
+    """The thread of a link: it waits for messages, until it is stopped."""
+
+    def __init__(self, listen: Callable[[Connection], None]) -> None:
+        """``listen`` returns when its argument can be read."""
+        wakeup, self._wake = multiprocessing.Pipe(duplex=False)
+        self._thread = threading.Thread(target=listen, args=(wakeup,), name="group", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Interrupt the wait, and wait for the end of the thread; idempotent."""
+        self._wake.close()
+        self._thread.join()
 
 
 def describe(error: BaseException) -> str:

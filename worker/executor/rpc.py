@@ -84,14 +84,10 @@ def hang_up(queue: Any) -> None:
     that itself.
     """
     condition = getattr(queue, "_spin_condition", None)
-    for name in ("local_notify_socket", "read_cancel_socket", "write_cancel_socket"):
-        _close_socket(getattr(condition, name, None))
-    _close_socket(queue.local_socket)
-
-
-def _close_socket(socket: zmq.Socket[bytes] | None) -> None:
-    if socket is not None:
-        socket.close(linger=0)
+    names = ("local_notify_socket", "read_cancel_socket", "write_cancel_socket")
+    for socket in (*(getattr(condition, name, None) for name in names), queue.local_socket):
+        if socket is not None:
+            socket.close(linger=0)
 
 
 class RpcChannel:
