@@ -33,7 +33,7 @@ def _busy_threads(pipe: Connection, cores: list[int], *, forks: bool) -> None:
         if child:
             os.waitpid(child, 0)
             return
-    from worker.engines.cpu_threads import use_cores
+    from worker.engines.vllm.backend import use_cores
 
     use_cores(cores)
     before = _ticks()

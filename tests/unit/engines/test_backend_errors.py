@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from worker.engines import DeviceLost, RankGroup
-from worker.engines.vllm import backend as vllm_backend
+from worker.engines.vllm import warm_base
 from worker.engines.vllm.backend import CoreBackend
 from worker.models import ModelSpec
 
@@ -46,8 +46,8 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
 
         core = SimpleNamespace(Core=make)
         monkeypatch.setitem(sys.modules, "worker.engines.vllm.core", core)
-        monkeypatch.setattr(vllm_backend, "let_go", let_go)
-        monkeypatch.setattr(vllm_backend, "held_back", lambda **_: nullcontext())
+        monkeypatch.setattr(warm_base, "let_go", let_go)
+        monkeypatch.setattr(warm_base, "held_back", lambda **_: nullcontext())
         return done
 
     return prepare

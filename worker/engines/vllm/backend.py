@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import tempfile
 import threading
 import traceback
@@ -32,16 +33,9 @@ from worker.engines.device import (
 )
 from worker.engines.device_lock import DeviceLock
 from worker.engines.stopwatch import Stopwatch
+from worker.engines.vllm import warm_base
 from worker.engines.vllm.environment import engine_modules
 from worker.engines.vllm.grammars import GrammarLimits
-from worker.engines.vllm.warm_base import (
-    freeze,
-    give_back,
-    held_back,
-    let_go,
-    uncollected,
-    unmonitored,
-)
 from worker.models import ModelSpec
 
 if TYPE_CHECKING:
@@ -99,19 +93,19 @@ class CoreBackend:
 
     def begin_warm_up(self, stopwatch: Stopwatch) -> None:
         """Import vLLM and do what else comes before the first model."""
-        with stopwatch.phase("import"), uncollected():
+        with stopwatch.phase("import"), warm_base.uncollected():
             for module in engine_modules(cpu=self._is_on_cpu):
                 importlib.import_module(module)
         with self._lock.shared(), stopwatch.phase("device"):
             self._take_device()
         with stopwatch.phase(HEAP):
-            freeze()
+            warm_base.freeze()
 
     def attend(self, group: RankGroup) -> None:
         """Serve a group's leader; see `worker.engines.Backend.attend`."""
-        with held_back(has_kernels=self._has_kernels):
+        with warm_base.held_back(has_kernels=self._has_kernels):
             self._require_groups().attend(group)
-            let_go()
+            warm_base.let_go()
 
     def memory(self) -> Memory:
         """Current memory of this process.
@@ -136,7 +130,7 @@ class CoreBackend:
             )
         # Ranks of a group wait for each other, so none may wait for other processes.
         lock = DeviceLock() if group else self._lock
-        with held_back(has_kernels=self._has_kernels), lock.exclusive():
+        with warm_base.held_back(has_kernels=self._has_kernels), lock.exclusive():
             made = partial(self._make, spec, group, weights, lock)
             try:
                 core = made()
@@ -184,7 +178,7 @@ class CoreBackend:
         if is_stuck or is_device_lost(error):
             raise DeviceLost(said) from error
         try:
-            let_go()
+            warm_base.let_go()
         except Exception as more:
             if is_device_lost(more):
                 raise DeviceLost(f"{said} (and then {more})") from more
@@ -198,8 +192,6 @@ class CoreBackend:
     def _take_device(self) -> None:
         """Select the device and run its slow first operations."""
         if self._is_on_cpu:
-            from worker.engines.cpu_threads import use_cores
-
             request_amx()
             use_cores(self._cores, self._threads)
             return
@@ -217,6 +209,28 @@ class CoreBackend:
         self._sensors = find_sensors(self._device)
 
 
+def use_cores(cores: Sequence[int], threads: int = 0) -> None:
+    """Compute with one thread per core, or with ``threads`` threads on ``cores``.
+
+    Call it after all imports. Environment variables cannot do that: OpenMP reads
+    ``OMP_NUM_THREADS`` once, when the fork-server loads torch, and worker processes are forked
+    later. The variable is 1 during the imports (`worker.engines.vllm.environment`), so that they
+    start no threads, which a fork would lose.
+
+    OpenMP's threads spin while they wait for each other: two teams on the same cores are ten times
+    slower than one. So a team is bound to its cores. A single thread is not bound: the kernel
+    knows the load of the other cores.
+    """
+    import torch
+
+    threads = threads or len(cores)
+    if threads > 1 and hasattr(os, "sched_setaffinity"):
+        for thread in Path("/proc/self/task").iterdir():  # pid 0 would bind only this thread
+            os.sched_setaffinity(int(thread.name), cores)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # vLLM reads it too
+    torch.set_num_threads(threads)
+
+
 def run_first_model(backend: Backend, *, timeout_s: float = 0.0) -> None:
     """Initialize process groups, kernels and sampler, so that the first real model need not.
 
@@ -226,7 +240,7 @@ def run_first_model(backend: Backend, *, timeout_s: float = 0.0) -> None:
 
     try:
         with (
-            unmonitored(),
+            warm_base.unmonitored(),
             tempfile.TemporaryDirectory(prefix="tokenyard-") as folder,
             closing(backend.load(write_model(Path(folder)))) as engine,
         ):
@@ -251,8 +265,8 @@ def run_first_model(backend: Backend, *, timeout_s: float = 0.0) -> None:
 
 def settle() -> None:
     """Keep what the first model has left, and return the rest of its memory."""
-    freeze()
-    give_back()
+    warm_base.freeze()
+    warm_base.give_back()
 
 
 def _forget_frames(error: BaseException | None) -> None:

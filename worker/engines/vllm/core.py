@@ -24,18 +24,11 @@ from tokenyard.protocol.wire import SamplingParams
 from worker.engines.checkpoints import check_fit
 from worker.engines.device_lock import DeviceLock
 from worker.engines.stopwatch import Stopwatch
+from worker.engines.vllm import sleep
 from worker.engines.vllm.arguments import engine_config, folder_of, lora_requests
 from worker.engines.vllm.executor import EXECUTOR, with_inner_phases
 from worker.engines.vllm.grammars import GrammarLimits, GrammarThreads
 from worker.engines.vllm.params import build_params
-from worker.engines.vllm.sleep import (
-    LEVELS,
-    add_adapters,
-    exchange_weights,
-    fall_asleep,
-    remove_adapters,
-    wake_up,
-)
 from worker.engines.vllm.warm_base import held_back, keep_allocators, let_go
 from worker.models import ModelSpec
 
@@ -95,7 +88,7 @@ class Core:
         self._is_frozen = False
         if self.adapters:
             with stopwatch.phase("adapters"):
-                add_adapters(core, self.adapters)
+                sleep.add_adapters(core, self.adapters)
         with stopwatch.phase("warm-up"):
             self._warm_up()
         self.phases_s = with_inner_phases(stopwatch.phases_s, core.model_executor)
@@ -185,19 +178,19 @@ class Core:
     def fall_asleep(self, level: int) -> None:
         """Free the device's memory."""
         core = self._open()
-        if level == max(LEVELS):
-            remove_adapters(core, self.adapters)
+        if level == max(sleep.LEVELS):
+            sleep.remove_adapters(core, self.adapters)
         core.reset_prefix_cache()
         with self._lock.exclusive():
-            fall_asleep(core, level)
+            sleep.fall_asleep(core, level)
 
     def wake(self, level: int) -> None:
         """Wake from that level; after an exception the core is unusable."""
         core = self._open()
         with self._lock.shared():
-            wake_up(core, level)
-        if level == max(LEVELS):
-            add_adapters(core, self.adapters)
+            sleep.wake_up(core, level)
+        if level == max(sleep.LEVELS):
+            sleep.add_adapters(core, self.adapters)
         core.reset_prefix_cache()
 
     def exchange_weights(self, path: str) -> None:
@@ -205,7 +198,7 @@ class Core:
         if path:
             check_fit(self.spec.path, path)
         new, before = self._folder(path), self._folder(self.weights)
-        exchange_weights(self._open(), new, before, self.adapters)
+        sleep.exchange_weights(self._open(), new, before, self.adapters)
         self.weights = path
 
     def close(self, asleep: int) -> None:

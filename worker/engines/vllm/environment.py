@@ -47,7 +47,7 @@ def engine_environment(*, cpu: bool) -> dict[str, str]:
         # Otherwise vLLM imports it for sampling, and fails to load any model.
         environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     if cpu:
-        environment[_OMP_THREADS] = "1"  # `worker.engines.cpu_threads` explains and raises it
+        environment[_OMP_THREADS] = "1"  # `use_cores` explains and raises it
     return environment
 
 
