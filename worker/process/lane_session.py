@@ -40,9 +40,7 @@ from worker.process.recent_results import RecentResults
 from worker.process.stats import RunningStats
 from worker.process.stream_reader import StreamReader
 
-_reader_log = logging.getLogger("tokenyard.worker.reader")
-
-log = logging.getLogger("tokenyard.worker.lane")
+log = logging.getLogger("tokenyard.worker.reader")
 
 
 class LaneSession(Protocol):
@@ -224,7 +222,6 @@ class LaneReader(StreamReader):
     ) -> None:
         super().__init__(yard.connection, yard.keys.lane(worker), block_ms, f"reader-{worker}")
         self.broker_time = BrokerTime()
-        self._capacity = yard.keys.capacity
         self._keys = yard.keys
         self._worker = worker
         self._deliver = deliver
@@ -269,7 +266,7 @@ class LaneReader(StreamReader):
             return
         assignment = parse_assignment(entry, fields, self._sampling)
         if assignment is None:
-            _reader_log.error("entry %s of %s is no assignment; removed", entry, self._stream)
+            log.error("entry %s of %s is no assignment; removed", entry, self._stream)
             self._remove(entry)
             return
         request = assignment.request
@@ -299,4 +296,4 @@ class LaneReader(StreamReader):
         capacity: dict[Any, Any] = {"event": "capacity", "worker": self._worker, "count": 1}
         # A server that is out of memory refuses; the coordinator recounts every second.
         with contextlib.suppress(redis.exceptions.OutOfMemoryError):
-            self._connection.xadd(self._capacity, capacity, maxlen=1000, approximate=True)
+            self._connection.xadd(self._keys.capacity, capacity, maxlen=1000, approximate=True)

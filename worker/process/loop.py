@@ -47,7 +47,7 @@ class EngineLoop:
         self.steps = 0
         self.is_stopped = False  # the process shall end, not only the engine
         self.epoch: int | None = None  # generation epoch of results from now on
-        self._engine = engine
+        self.engine = engine
         self._open_session = open_session
         self._memory = memory
         self._send = send
@@ -74,11 +74,6 @@ class EngineLoop:
         session = self._session
         return len(session.runs) if session and not self._is_at_rest else 0
 
-    @property
-    def is_worn(self) -> bool:
-        """Whether the process should be replaced once it is idle."""
-        return self._engine.is_worn
-
     def run(self) -> None:
         """Run until the model is unloaded or the process stops."""
         while not self._is_over:
@@ -90,7 +85,7 @@ class EngineLoop:
         self._take_all()
         self._expire()
         if self._may_step:
-            self._put(self._engine.step())
+            self._put(self.engine.step())
             self.steps += 1
             self._note_made()
         elif self._draining and not self.unfinished and self.inbox.empty():
@@ -101,7 +96,7 @@ class EngineLoop:
 
     @property
     def _may_step(self) -> bool:
-        return self._engine.has_unfinished and self._pause != "keep"
+        return self.engine.has_unfinished and self._pause != "keep"
 
     def _take_all(self) -> None:
         """Take everything in the inbox; wait for it only while the engine has nothing to do."""
@@ -153,16 +148,16 @@ class EngineLoop:
                 case messages.Sleep(level):
                     self._draining = False
                     self._end_session()
-                    self._engine.sleep(level)
+                    self.engine.sleep(level)
                     self._send(messages.Asleep(clock.monotonic() - began, self._memory()))
                 case messages.Wake():
-                    self._engine.wake()
+                    self.engine.wake()
                     phases_s = {"wake": clock.monotonic() - began}
-                    info = replace(self._engine.info, phases_s=phases_s)
+                    info = replace(self.engine.info, phases_s=phases_s)
                     self._send(messages.Ready(info, self._memory()))
                 case messages.ReloadWeights(path):
                     self._results.forget()
-                    self._engine.reload(path)
+                    self.engine.reload(path)
                     self._send(messages.Done(command))
         except Unsupported as error:
             refused = command if isinstance(command, messages.ReloadWeights) else None
@@ -186,7 +181,7 @@ class EngineLoop:
     def _pause_engine(self, mode: PauseMode) -> None:
         """Begin no request; drop, finish or keep the running ones, by ``mode``."""
         self._pause, self._is_at_rest = mode, False
-        self._engine.freeze(mode == "keep")
+        self.engine.freeze(mode == "keep")
         if mode == "abort" and self._session and self._session.runs:
             self._release_lane()
         if mode != "wait":
@@ -213,13 +208,11 @@ class EngineLoop:
 
     def _resume(self) -> None:
         self._pause, self._is_at_rest = None, False
-        self._engine.freeze(False)
+        self.engine.freeze(False)
         held, self._held = self._held, {}
         for entry, assignment in held.items():
             if self._session:
-                self._session.runs[entry] = Run(
-                    assignment.without_media, clock.monotonic(), self.epoch
-                )
+                self._session.runs[entry] = self._run_of(assignment)
                 self._begin(assignment)
 
     # Requests
@@ -234,9 +227,7 @@ class EngineLoop:
             return
         if assignment.entry in session.runs:  # the lane is read again after an outage
             return
-        session.runs[assignment.entry] = Run(
-            assignment.without_media, clock.monotonic(), self.epoch
-        )
+        session.runs[assignment.entry] = self._run_of(assignment)
         if assignment.request.deadline_ms is not None:
             self._note_deadline(session, assignment.entry, assignment.request.deadline_ms)
         if self._pause:
@@ -244,6 +235,9 @@ class EngineLoop:
             self._release_held()
         else:
             self._begin(assignment)
+
+    def _run_of(self, assignment: Assignment) -> Run:
+        return Run(assignment.without_media, clock.monotonic(), self.epoch)
 
     def _begin(self, assignment: Assignment) -> None:
         try:
@@ -255,7 +249,7 @@ class EngineLoop:
                 return
             known = self._results.find(assignment)
             if known is None:
-                self._engine.add(assignment)
+                self.engine.add(assignment)
             else:
                 log.info("%s: this process already has its result", assignment.request.id)
                 self._put([Remembered(assignment.entry, known)])
@@ -270,9 +264,9 @@ class EngineLoop:
         is_held = self._held.pop(entry, None) is not None
         if not charged:
             session.runs.pop(entry, None)
-            self._engine.abort([entry])
+            self.engine.abort([entry])
             return
-        made = self._engine.take_out(entry)
+        made = self.engine.take_out(entry)
         if made is None and not is_held and entry in session.runs:
             return  # its end is on its way to the publisher, which settles with that
         session.runs.pop(entry, None)
@@ -292,7 +286,7 @@ class EngineLoop:
             _, entry = heapq.heappop(self._deadlines)
             if self._session and entry in self._session.runs:
                 self._held.pop(entry, None)
-                made = self._engine.take_out(entry)
+                made = self.engine.take_out(entry)
                 has_begun = made is not None and any(one.tokens for one in made.choices)
                 where = "running" if has_begun else "on the worker's lane"
                 self._put([Expired(entry, made, where)])
@@ -302,7 +296,7 @@ class EngineLoop:
         now = clock.monotonic()
         if self._session and now >= self._note_made_at:
             self._note_made_at = now + PROGRESS_EVERY_S
-            self._session.note_made(self._engine.progress())
+            self._session.note_made(self.engine.progress())
 
     def _put(self, events: Sequence[Outcome]) -> None:
         if self._session and events:
@@ -316,4 +310,4 @@ class EngineLoop:
         if session is None:
             return
         session.end()
-        self._engine.abort(list(session.runs))
+        self.engine.abort(list(session.runs))

@@ -189,7 +189,7 @@ class WorkerProcess:
             stats.error,
             counts,
             self._engine_stats(),
-            loop.is_worn,
+            loop.engine.is_worn,
         )
 
     def _with_sensors(self, tally: WorkerTotals) -> WorkerTotals:

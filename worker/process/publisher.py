@@ -22,17 +22,8 @@ from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import HandedBack, Publication, Published
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo, RequestError, TokenDelta
-from worker.process.outcomes import (
-    Aborted,
-    Outcome,
-    Remembered,
-    Run,
-    charged_name,
-    delta_reply,
-    epoch_to_store,
-    merge,
-    result_reply,
-)
+from worker.process import outcomes
+from worker.process.outcomes import Aborted, Outcome, Remembered, Run
 from worker.process.recent_results import RecentResults
 from worker.process.spans import EngineSpans
 from worker.process.stats import RunningStats
@@ -144,7 +135,7 @@ class Publisher:
             self._call(lambda: self._scripts.settle_cancelled(self._worker, used))
 
     def _publish(self, events: Sequence[Outcome], epoch: int | None) -> None:
-        events = merge(self._pace.due(events, self.runs))
+        events = outcomes.merge(self._pace.due(events, self.runs))
         for event in events:
             if isinstance(event, RequestError) and event.code is Code.INFERENCE_ERROR:
                 self._hand_back(event)
@@ -174,12 +165,12 @@ class Publisher:
                 # Deltas of the earlier attempt may be published beyond what this one began with.
                 run.seq = self._call(partial(self._scripts.count_published, run.assignment)) or 0
             if isinstance(event, TokenDelta):
-                reply = delta_reply(run, event)
-                told = epoch_to_store(run, reply, epoch)
+                reply = outcomes.delta_reply(run, event)
+                told = outcomes.epoch_to_store(run, reply, epoch)
                 item = Publication(run.assignment, reply, told, self._is_trusted(run))
                 deltas.append((run, event, item))
             else:
-                reply = result_reply(run, event, self._info, self._worker, now, epoch)
+                reply = outcomes.result_reply(run, event, self._info, self._worker, now, epoch)
                 results.append((run, event, Publication(run.assignment, reply)))
         return deltas, results
 
@@ -207,7 +198,7 @@ class Publisher:
             self._stats.note_fault()
             self._spans.ended(run, failed)
         elif code is HandedBack.STALE:
-            self._on_stale(failed.key, charged_name(assignment))
+            self._on_stale(failed.key, outcomes.charged_name(assignment))
 
     def _hand_back_lost_stream(self, assignment: Assignment) -> None:
         """Return a stream whose published tokens the server has lost.
@@ -259,7 +250,7 @@ class Publisher:
                 self.runs.pop(run.assignment.entry, None)
                 self._spans.ended(run, None)
                 is_running = isinstance(outcome, TokenDelta)
-                charged = charged_name(run.assignment) if is_running else ""
+                charged = outcomes.charged_name(run.assignment) if is_running else ""
                 self._on_stale(run.assignment.entry, charged)
                 if is_running:
                     self._hand_back_lost_stream(run.assignment)
