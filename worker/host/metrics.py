@@ -8,7 +8,7 @@ a second at most, is not counted.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Final
@@ -17,7 +17,7 @@ from tokenyard.scripts.answers import Why
 from tokenyard.telemetry.metrics import REQUESTS, RETRIES, Histogram, Metric, histograms, numbers
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
-from worker.messages import EngineStats, Heartbeat
+from worker.messages import EngineMetric, EngineStats, Heartbeat
 from worker.published_counts import PublishedCounts
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ _WHYS: Final[tuple[Why, ...]] = ("left", "lost", "crashed")
 #: Kinds of an engine's metrics that only grow while it lives.
 _GROWING: Final = frozenset({"counter", "histogram"})
 _Labels = tuple[tuple[str, str], ...]
+_Values = defaultdict[tuple[str, _Labels], float]  # by name and labels
 
 
 class HostMetrics:
@@ -179,7 +180,7 @@ class EngineMetrics:
 
     def __init__(self) -> None:
         self._stats: dict[str, tuple[str, EngineStats]] = {}  # by worker, with its model
-        self._before: dict[tuple[str, _Labels], float] = {}  # by name and labels
+        self._before: _Values = defaultdict(float)
         self._about: dict[str, tuple[str, str]] = {}  # kind and help of each metric
         self._metric_of: dict[str, str] = {}  # by the name of a value
 
@@ -187,34 +188,32 @@ class EngineMetrics:
         """Take the metrics of a process's engine; None if it has none any more."""
         known = self._stats.get(worker)
         if known and (stats is None or stats.engine != known[1].engine):
-            self._keep(worker, *self._stats.pop(worker))
+            name, ended = self._stats.pop(worker)
+            growing = [metric for metric in ended.metrics if metric.kind in _GROWING]
+            _add(self._before, worker, name, growing)
         if stats:
             self._stats[worker] = (model, stats)
             for metric in stats.metrics:
                 self._about[metric.name] = (metric.kind, metric.help)
                 self._metric_of |= {name: metric.name for name, _, _ in metric.samples}
 
-    def _keep(self, worker: str, model: str, stats: EngineStats) -> None:
-        for metric in stats.metrics:
-            if metric.kind in _GROWING:
-                for name, labels, value in metric.samples:
-                    key = (name, _labels(worker, model, labels))
-                    self._before[key] = self._before.get(key, 0.0) + value
-
     def collect(self) -> Iterator[Family]:
         """All of them as they are now."""
         from prometheus_client.core import Metric as Family
 
-        values = dict(self._before)
+        values = self._before.copy()
         for worker, (model, stats) in self._stats.items():
-            for metric in stats.metrics:
-                for name, labels, value in metric.samples:
-                    key = (name, _labels(worker, model, labels))
-                    values[key] = values.get(key, 0) + value
+            _add(values, worker, model, stats.metrics)
         families = {name: Family(name, text, kind) for name, (kind, text) in self._about.items()}
         for (name, labels), value in values.items():
             families[self._metric_of[name]].add_sample(name, dict(labels), value)
         yield from families.values()
+
+
+def _add(values: _Values, worker: str, model: str, metrics: Iterable[EngineMetric]) -> None:
+    for metric in metrics:
+        for name, labels, value in metric.samples:
+            values[name, _labels(worker, model, labels)] += value
 
 
 def _labels(worker: str, model: str, labels: _Labels) -> _Labels:

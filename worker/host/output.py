@@ -31,16 +31,11 @@ class Output:
 
     def __init__(self, pipe: Connection) -> None:
         os.set_blocking(pipe.fileno(), False)
-        self._pipe: Connection | None = pipe
+        self.pipe: Connection | None = pipe  # to wait for; None at its end
         self._rest = b""
         self._lines: deque[str] = deque(maxlen=_REMEMBERED)
         self._crash: deque[str] = deque(maxlen=_REMEMBERED)
         self._is_crashing = False
-
-    @property
-    def pipe(self) -> Connection | None:
-        """The pipe to wait for; None at its end."""
-        return self._pipe
 
     @property
     def lines(self) -> Sequence[str]:
@@ -55,10 +50,10 @@ class Output:
     def pass_on(self) -> None:
         """Read what is available and write its lines to our own standard error."""
         for _ in range(_MOST_READS):  # a process that writes all the time must not block the pool
-            if self._pipe is None:
+            if self.pipe is None:
                 return
             try:
-                found = os.read(self._pipe.fileno(), _READ_BYTES)
+                found = os.read(self.pipe.fileno(), _READ_BYTES)
             except BlockingIOError:
                 return
             except OSError:
@@ -83,9 +78,9 @@ class Output:
         if self._rest:
             self._take([self._rest])
         self._rest = b""
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+        if self.pipe is not None:
+            self.pipe.close()
+            self.pipe = None
 
     def _take(self, lines: Sequence[bytes]) -> None:
         shown = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from worker.host.diagnosis import Diagnosis, FailedStart, Phase, diagnose, paragraph
+from worker.host.diagnosis import Diagnosis, FailedStart, Phase, diagnose
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,6 @@ class StartFailure:
     diagnosis: Diagnosis
     count: int
     is_hopeless: bool  # nothing on this host works, and nothing is still in its first try
-
-    def paragraph(self, place: str) -> str:
-        """The report; ``place`` is where the log is."""
-        return paragraph(self.death, self.diagnosis, self.count, place)
 
 
 class StartFailures:

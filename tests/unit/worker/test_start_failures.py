@@ -31,7 +31,7 @@ def test_three_deaths_of_the_same_kind_are_enough() -> None:
     failures.note("w", KILLED)
     found = failures.enough(is_pending=False)
     assert found.is_hopeless
-    assert "SIGKILL" in found.paragraph("above")
+    assert found.death.signal == "SIGKILL"
 
 
 def test_deaths_are_counted_over_all_processes() -> None:
@@ -77,7 +77,7 @@ def test_a_warm_process_does_not_prove_that_a_model_fits() -> None:
     failures.worked("warming up")
     found = failures.enough(is_pending=False)
     assert found.is_hopeless
-    assert "'org/large'" in found.paragraph("above")
+    assert found.death.model == "org/large"
 
     failures = noted(*[("w", TOO_LARGE)] * 3)
     failures.worked("loading the model")
