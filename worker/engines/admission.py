@@ -33,10 +33,8 @@ def check_prompt(field: str, tokens: Sequence[int], vocab_size: int, max_model_l
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
     """Raise `InvalidRequest` for token ids outside the vocabulary and numbers out of range."""
-    check_ids("params.stop_token_ids", params.stop_token_ids or (), vocab_size)
-    check_ids("params.logit_bias", params.logit_bias or (), vocab_size)
-    check_ids("params.logprob_token_ids", params.logprob_token_ids or (), vocab_size)
-    check_ids("params.trace_decode_token_ids", params.trace_decode_token_ids or (), vocab_size)
+    for name in ("stop_token_ids", "logit_bias", "logprob_token_ids", "trace_decode_token_ids"):
+        check_ids(f"params.{name}", getattr(params, name) or (), vocab_size)
     for row in params.prompt_logprob_token_ids or ():
         named = [token for token in row if token >= 0]  # -1 is padding
         check_ids("params.prompt_logprob_token_ids", named, vocab_size)

@@ -113,10 +113,8 @@ def find_device(settings: WorkerSettings) -> Device:
 
     Takes seconds unless vLLM's CPU build is installed.
     """
-    environment = visible_environment(settings)
-    return choose_device(
-        settings.device, visible_gpus(settings), _ask(environment, settings.start_timeout_s)
-    )
+    host = _ask(visible_environment(settings), settings.start_timeout_s)
+    return choose_device(settings.device, visible_gpus(settings), host)
 
 
 def with_device(settings: WorkerSettings) -> WorkerSettings:

@@ -70,7 +70,15 @@ def make_backend(settings: WorkerSettings, core: str) -> Backend:
     `worker.engines.DeviceUnusable` on a CPU that vLLM cannot run on.
     """
     if settings.engine == "simulated":
-        return _simulated(settings)
+        step_s = settings.simulated_step_s
+        speed = SpeedModel(
+            prefill_tokens_per_s=settings.simulated_prefill_rate,
+            decode_tokens_per_s=1 / step_s if step_s else 0.0,
+            cache_tokens=settings.simulated_cache_tokens,
+        )
+        return SimulatedBackend(
+            speed=speed, load_s=settings.simulated_load_s, crash_point=settings.crash_point
+        )
     if is_on_cpu(settings):
         check_cpu()
     return RemoteBackend(
@@ -128,16 +136,3 @@ def check_weights(settings: WorkerSettings, spec: ModelSpec, path: str) -> None:
 
 def _grammar_limits(settings: WorkerSettings) -> GrammarLimits:
     return GrammarLimits(settings.max_grammar_bytes, settings.grammar_timeout_s)
-
-
-def _simulated(settings: WorkerSettings) -> Backend:
-    step_s = settings.simulated_step_s
-    return SimulatedBackend(
-        speed=SpeedModel(
-            prefill_tokens_per_s=settings.simulated_prefill_rate,
-            decode_tokens_per_s=1 / step_s if step_s else 0.0,
-            cache_tokens=settings.simulated_cache_tokens,
-        ),
-        load_s=settings.simulated_load_s,
-        crash_point=settings.crash_point,
-    )

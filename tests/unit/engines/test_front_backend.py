@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from worker.engines import Memory
-from worker.engines.vllm import backend, remote
+from worker.engines.vllm import backend
 from worker.engines.vllm.grammars import GrammarLimits
 from worker.engines.vllm.remote import RemoteBackend
 
@@ -72,15 +72,13 @@ def test_a_front_that_replaces_another_leaves_the_model_of_its_core_alone(
 
 def test_a_front_counts_only_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a process with 500 bytes in memory, of which it shares 400 with the fork-server
-    resident = [500]
-    monkeypatch.setattr(remote, "_resident", lambda: resident[-1])
-    monkeypatch.setattr(
-        "psutil.Process", lambda: SimpleNamespace(memory_full_info=lambda: SimpleNamespace(uss=100))
-    )
+    memory = SimpleNamespace(rss=500, uss=100)
+    process = SimpleNamespace(memory_info=lambda: memory, memory_full_info=lambda: memory)
+    monkeypatch.setattr("psutil.Process", lambda: process)
     front, _ = warmed(monkeypatch, [], is_settled=False)
 
     # If it takes 200 more
-    resident.append(700)
+    memory.rss = 700
 
     # I expect its 300 bytes beside those of the core
     assert front.memory().host == 1300

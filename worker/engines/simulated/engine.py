@@ -296,7 +296,7 @@ _TOKEN_BYTES: Final = 4
 
 
 class PrefixCache:
-    """Holds blocks of up to ``tokens`` tokens; with 0 it is off and costs nothing."""
+    """Holds blocks of up to ``tokens`` tokens; with 0 its caller leaves it alone."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens // BLOCK_TOKENS * BLOCK_TOKENS
@@ -308,8 +308,6 @@ class PrefixCache:
 
         Never all of them: the last token must be computed to get the next one.
         """
-        if not self._most:
-            return 0
         count = 0
         for block in _hashes(salt, packed[:-_TOKEN_BYTES]):
             if block not in self._blocks:
@@ -319,8 +317,6 @@ class PrefixCache:
 
     def put(self, salt: str, packed: bytes) -> None:
         """Add packed tokens that the engine has computed, from the first token on."""
-        if not self._most:
-            return
         for block in reversed(list(_hashes(salt, packed))):
             self._blocks[block] = None
             self._blocks.move_to_end(block)

@@ -44,10 +44,10 @@ class Generation(Struct, eq=False):
     prompt_tokens: int
     streams: bool
     choices: list[Choice]
-    longest: int  # tokens of the longest choice
-    made: int  # tokens per choice made so far
-    resumed_at: int  # tokens per choice made by earlier attempts
     published: list[int]  # number of published tokens by choice
+    longest: int = 0  # tokens of the longest choice
+    made: int = 0  # tokens per choice made so far
+    resumed_at: int = 0  # tokens per choice made by earlier attempts
     is_poison: bool = False
     is_faulty: bool = False
     cached_tokens: int | None = None  # of the prompt, when the request joined the batch
@@ -175,9 +175,6 @@ def _start_pooling(assignment: Assignment, info: EngineInfo, salt: bytes) -> Gen
         prompt_tokens=sum(used),
         streams=False,
         choices=[Choice(0, [])],
-        longest=0,
-        made=0,
-        resumed_at=0,
         published=[0],
         pooling=PoolingOutput(data, shapes, errors, used),
     )

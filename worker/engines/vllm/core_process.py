@@ -73,12 +73,10 @@ class CoreProcess:
     def _take(self, kind: Kind | None, value: Any, front: Frames) -> None:
         core = self._core
         match kind:
-            case Kind.ADD:
-                if core is not None:
-                    core.add(value)
-            case Kind.ABORT:
-                if core is not None:
-                    core.abort(value)
+            case Kind.ADD if core is not None:
+                core.add(value)
+            case Kind.ABORT if core is not None:
+                core.abort(value)
             case Kind.CALL:
                 number, method, arguments = value
                 made, fault = None, None
@@ -88,10 +86,9 @@ class CoreProcess:
                     log.debug("%s", method, exc_info=True)
                     fault = error_of(error)
                 self._server.put(Kind.ANSWER, (number, made, fault), front)
-            case None:  # the front is gone
-                if core is not None:
-                    core.freeze(False)
-                    core.abort_all()
+            case None if core is not None:  # the front is gone
+                core.freeze(False)
+                core.abort_all()
 
     def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         match method:

@@ -36,7 +36,8 @@ class RemoteBackend:
         from worker.engines.vllm.core_link import SocketLink
 
         self._link = link = SocketLink(self._address, self._timeout_s)
-        self._inherited = _resident() - psutil.Process().memory_full_info().uss  # takes 7 ms
+        memory = psutil.Process().memory_full_info()  # takes 7 ms
+        self._inherited = memory.rss - memory.uss
         begun_s: dict[str, float] | None = link.call("begin_warm_up")
         if begun_s is None:
             return {}  # the front before this one has brought the first model
@@ -63,8 +64,11 @@ class RemoteBackend:
 
     def memory(self) -> Memory:
         """That of the core, and what this process has of its own."""
+        import psutil
+
         core: Memory = self._connected().call("memory")
-        return replace(core, host=core.host + _resident() - self._inherited)
+        own = psutil.Process().memory_info().rss - self._inherited
+        return replace(core, host=core.host + own)
 
     def read_sensors(self) -> SensorReading:
         """See `worker.engines.Backend.read_sensors`."""
@@ -77,10 +81,3 @@ class RemoteBackend:
         if self._link is None:
             raise RuntimeError("the core is not warm")
         return self._link
-
-
-def _resident() -> int:
-    """Bytes of this process in memory."""
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
