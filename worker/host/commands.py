@@ -7,13 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tokenyard.protocol.control import (
-    Command,
-    Order,
-    Verb,
-    parse_command,
-    parse_order,
-)
+from tokenyard.protocol.control import Command, Order, Verb, parse_command, parse_order
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.yard import Yard
 from worker.engines import Unsupported

@@ -24,16 +24,7 @@ from tokenyard.scripts.answers import Why
 from worker import messages
 from worker.engines import RankGroup
 from worker.engines.loading import prepare_host
-from worker.host.allocation import (
-    GiveWay,
-    Goal,
-    Release,
-    Replace,
-    Step,
-    TakeUp,
-    fits,
-    next_steps,
-)
+from worker.host.allocation import GiveWay, Goal, Release, Replace, Step, TakeUp, fits, next_steps
 from worker.host.diagnosis import FailedStart
 from worker.host.fork_server import preload
 from worker.host.process_handle import WorkerProcessHandle

@@ -9,13 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tokenyard.protocol.control import DesiredState, PauseMode, RunState
-from worker.messages import (
-    EngineCommand,
-    PauseEngine,
-    ReloadWeights,
-    SetEpoch,
-    UnpauseEngine,
-)
+from worker.messages import EngineCommand, PauseEngine, ReloadWeights, SetEpoch, UnpauseEngine
 
 
 @dataclass(slots=True)

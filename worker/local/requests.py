@@ -13,13 +13,7 @@ import msgspec
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import read_chat_options, read_request
 from tokenyard.protocol.sampling import why_unknown
-from tokenyard.protocol.wire import (
-    ChatOptions,
-    Request,
-    SamplingParams,
-    chat_fields,
-    pack_tokens,
-)
+from tokenyard.protocol.wire import ChatOptions, Request, SamplingParams, chat_fields, pack_tokens
 from worker.models import ModelSpec
 
 #: Text, token ids, or chat messages.

@@ -27,14 +27,7 @@ from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo, TokenDelta
 from worker.messages import LOCAL, Delivery, LeaseLost, Replies, Stale, ToProcess
 from worker.models import ModelSpec
-from worker.process.outcomes import (
-    Aborted,
-    Outcome,
-    Run,
-    delta_reply,
-    merge,
-    result_reply,
-)
+from worker.process.outcomes import Aborted, Outcome, Run, delta_reply, merge, result_reply
 from worker.process.publisher import Publisher
 from worker.process.recent_results import RecentResults
 from worker.process.stats import RunningStats

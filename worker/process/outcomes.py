@@ -21,13 +21,7 @@ from tokenyard.protocol.replies import (
 )
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from tokenyard.scripts.answers import CancelledUse
-from worker.engines import (
-    EngineInfo,
-    Finished,
-    PoolingOutput,
-    RequestError,
-    TokenDelta,
-)
+from worker.engines import EngineInfo, Finished, PoolingOutput, RequestError, TokenDelta
 
 
 class Run(Struct, eq=False):

@@ -15,13 +15,7 @@ from typing import Final
 import tokenyard
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.wire import Assignment, pack_tokens
-from worker.engines import (
-    EngineEvent,
-    EngineInfo,
-    Finished,
-    RequestError,
-    Unsupported,
-)
+from worker.engines import EngineEvent, EngineInfo, Finished, RequestError, Unsupported
 from worker.engines.admission import check_resumable
 from worker.engines.crash_points import CrashPoint
 from worker.engines.simulated.generation import (

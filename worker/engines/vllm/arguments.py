@@ -20,11 +20,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.executor.abstract import Executor
 
 from worker.engines.prompts import has_tokenizer
-from worker.engines.vllm.executor import (
-    DEFAULT_KV_CACHE_BYTES,
-    SingleExecutor,
-    ThriftyExecutor,
-)
+from worker.engines.vllm.executor import DEFAULT_KV_CACHE_BYTES, SingleExecutor, ThriftyExecutor
 from worker.models import ModelSpec
 
 log = logging.getLogger("tokenyard.worker.engines")

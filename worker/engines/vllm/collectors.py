@@ -16,14 +16,7 @@ from msgspec.structs import replace
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.replies import Choice
 from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
-from worker.engines.logprobs import (
-    Wanted,
-    entries,
-    prompt_entries,
-    unknown,
-    wanted,
-    with_scores,
-)
+from worker.engines.logprobs import Wanted, entries, prompt_entries, unknown, wanted, with_scores
 from worker.engines.vllm.request import EngineRequest
 
 if TYPE_CHECKING:

@@ -13,13 +13,7 @@ from vllm.renderers import BaseRenderer, ChatParams, hf, merge_kwargs
 from vllm.utils.mistral import is_mistral_tokenizer
 
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.wire import (
-    Assignment,
-    Request,
-    SamplingParams,
-    prompt_field,
-    unpack_tokens,
-)
+from tokenyard.protocol.wire import Assignment, Request, SamplingParams, prompt_field, unpack_tokens
 from worker.engines.logprobs import wanted
 from worker.engines.prompts import Encode, encode_text, remember_end_token, text_encoder
 from worker.engines.resume import TextStream
