@@ -125,7 +125,7 @@ class SocketLink(EngineCoreClient):
 
     @property
     def has_outputs(self) -> bool:
-        """Whether `get_output` has something, or raises."""
+        """Whether there are outputs or refused requests to take, or an error to raise."""
         return not (self._outputs.empty() and self._refused.empty()) or self._fault is not None
 
     @property
