@@ -28,7 +28,7 @@ from gateway.http.incoming import (
 )
 from gateway.http.principal import Principal
 from gateway.http.records import Records, durable_id, fingerprint
-from gateway.http.routes import Call, Routes
+from gateway.http.routes import Call, Register, Routes
 from gateway.http.sse import Answer
 from gateway.listing import find_model
 from gateway.models import ModelWatch
@@ -43,10 +43,26 @@ if TYPE_CHECKING:
     from gateway.responses.api import ResponsesApi
 
 routes = Routes()
-_TAKES: Final[dict[str, Any]] = {"takes": ("generating_headers",)}
-_STREAM: Final[dict[str, Any]] = {"is_stream": True, **_TAKES}
+_HEADERS: Final = "generating_headers"
 #: What needs only a tokenizer.
 _FOR_ANY_TASK: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+
+
+def _generates(path: str, body: str, answer: str, tag: str = "generation") -> Register:
+    """Register an endpoint that generates, whole or as events."""
+    form: dict[str, Any] = {"body": body, "answer": answer, "takes": (_HEADERS,)}
+    return routes(f"POST {path}", tag, is_stream=True, **form)
+
+
+def _pools(path: str, body: str, answer: str, *, is_binary: bool = False) -> Register:
+    """Register an endpoint of a task that pools."""
+    form: dict[str, Any] = {"body": body, "answer": answer, "takes": (_HEADERS,)}
+    return routes(f"POST {path}", "pooling", is_binary=is_binary, **form)
+
+
+def _hears(path: str, answer: str, form: str) -> Register:
+    """Register an endpoint that takes a form with a sound."""
+    return routes(f"POST {path}", "audio", answer=answer, takes=(_HEADERS, form), is_stream=True)
 
 
 class GenerationApi:
@@ -71,105 +87,65 @@ class GenerationApi:
         self._responses = responses
         self._records = Records(queue)
 
-    @routes(
-        "POST /v1/chat/completions",
-        "generation",
-        body="ChatCompletionRequest",
-        answer="ChatCompletion",
-        **_STREAM,
-    )
+    @_generates("/v1/chat/completions", "ChatCompletionRequest", "ChatCompletion")
     async def create_chat_completion(self, call: Call) -> None:
         """Answer a chat."""
         await self._answer(call)
 
-    @routes(
-        "POST /v1/completions",
-        "generation",
-        body="CompletionRequest",
-        answer="Completion",
-        **_STREAM,
-    )
+    @_generates("/v1/completions", "CompletionRequest", "Completion")
     async def create_completion(self, call: Call) -> None:
         """Continue a text."""
         await self._answer(call)
 
-    @routes("POST /v1/messages", "generation", body="MessageRequest", answer="Message", **_STREAM)
+    @_generates("/v1/messages", "MessageRequest", "Message")
     async def create_message(self, call: Call) -> None:
         """Answer a chat in Anthropic's form."""
         await self._answer(call)
 
-    @routes("POST /v1/responses", "responses", body="ResponseRequest", answer="Response", **_STREAM)
+    @_generates("/v1/responses", "ResponseRequest", "Response", tag="responses")
     async def create_response(self, call: Call) -> None:
         """Make a response."""
         await self._answer(call)
 
-    @routes(
-        "POST /v1/embeddings",
-        "pooling",
-        body="EmbeddingRequest",
-        answer="Embeddings",
-        is_binary=True,
-        **_TAKES,
-    )
+    @_pools("/v1/embeddings", "EmbeddingRequest", "Embeddings", is_binary=True)
     async def create_embedding(self, call: Call) -> None:
         """Embed texts."""
         await self._answer(call)
 
-    @routes(
-        "POST /v2/embed", "pooling", body="CohereEmbedRequest", answer="CohereEmbeddings", **_TAKES
-    )
+    @_pools("/v2/embed", "CohereEmbedRequest", "CohereEmbeddings")
     async def create_cohere_embedding(self, call: Call) -> None:
         """Embed texts, in Cohere's form."""
         await self._answer(call)
 
-    @routes(
-        "POST /pooling",
-        "pooling",
-        body="PoolingRequest",
-        answer="Pooling",
-        is_binary=True,
-        **_TAKES,
-    )
+    @_pools("/pooling", "PoolingRequest", "Pooling", is_binary=True)
     async def create_pooling(self, call: Call) -> None:
         """Pool texts, as the model does."""
         await self._answer(call)
 
-    @routes("POST /classify", "pooling", body="ClassificationRequest", answer="Classes", **_TAKES)
+    @_pools("/classify", "ClassificationRequest", "Classes")
     async def create_classify(self, call: Call) -> None:
         """Classify texts."""
         await self._answer(call)
 
-    @routes("POST /v1/score", "pooling", body="ScoreRequest", answer="Scores", **_TAKES)
-    @routes("POST /score", "pooling", body="ScoreRequest", answer="Scores", **_TAKES)
+    @_pools("/v1/score", "ScoreRequest", "Scores")
+    @_pools("/score", "ScoreRequest", "Scores")
     async def create_score(self, call: Call) -> None:
         """Score pairs of texts."""
         await self._answer(call)
 
-    @routes("POST /v2/rerank", "pooling", body="RerankRequest", answer="Ranks", **_TAKES)
-    @routes("POST /v1/rerank", "pooling", body="RerankRequest", answer="Ranks", **_TAKES)
-    @routes("POST /rerank", "pooling", body="RerankRequest", answer="Ranks", **_TAKES)
+    @_pools("/v2/rerank", "RerankRequest", "Ranks")
+    @_pools("/v1/rerank", "RerankRequest", "Ranks")
+    @_pools("/rerank", "RerankRequest", "Ranks")
     async def do_rerank(self, call: Call) -> None:
         """Order documents by how well they answer a query."""
         await self._answer(call)
 
-    @routes(
-        "POST /v1/audio/transcriptions",
-        "audio",
-        answer="Transcription",
-        takes=("generating_headers", "transcription_form"),
-        is_stream=True,
-    )
+    @_hears("/v1/audio/transcriptions", "Transcription", "transcription_form")
     async def create_transcription(self, call: Call) -> None:
         """Write down what is said."""
         await self._answer(call)
 
-    @routes(
-        "POST /v1/audio/translations",
-        "audio",
-        answer="Translation",
-        takes=("generating_headers", "translation_form"),
-        is_stream=True,
-    )
+    @_hears("/v1/audio/translations", "Translation", "translation_form")
     async def create_translation(self, call: Call) -> None:
         """Write down in English what is said."""
         await self._answer(call)

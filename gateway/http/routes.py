@@ -50,6 +50,7 @@ class Call:
 _METHODS: Final = ("GET", "POST", "DELETE")
 Handler = Callable[[Call], Awaitable[None]]
 Method = Callable[[Any, Call], Awaitable[None]]
+Register = Callable[[Method], Method]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Routes:
     def __iter__(self) -> Iterator[Route]:
         return iter(self._routes)
 
-    def __call__(self, served: str, tag: str, **form: Any) -> Callable[[Method], Method]:
+    def __call__(self, served: str, tag: str, **form: Any) -> Register:
         """Register the decorated handler for ``served``, a method and a path.
 
         ``form`` are other fields of `Route`.
