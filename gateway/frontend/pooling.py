@@ -7,7 +7,7 @@ queue: an input costs a millisecond, a request about as much.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,9 +18,10 @@ from vllm.outputs import PoolingOutput, PoolingRequestOutput
 from gateway.frontend.media import can_hear
 from gateway.http.errors import GatewayError, invalid, of_result
 from gateway.http.incoming import TRANSCRIBING
+from tokenyard.protocol.packs import in_packs
 from tokenyard.protocol.replies import Result, data_of_inputs
 from tokenyard.protocol.texts import pip_install
-from tokenyard.protocol.wire import PACK_INPUTS, Input, PoolingParams
+from tokenyard.protocol.wire import Input, PoolingParams
 
 if TYPE_CHECKING:
     import vllm
@@ -111,19 +112,17 @@ class InputGroup:
     """The inputs of one HTTP request that came in the same moment."""
 
     ask: Callable[[list[EngineCoreRequest]], Coroutine[Any, Any, Result]]
-    parts: list[EngineCoreRequest] = field(default_factory=list)
     waiting: int = 0
-    _outputs: list[asyncio.Future[Output]] = field(default_factory=list)
+    _parts: list[tuple[EngineCoreRequest, asyncio.Future[Output]]] = field(default_factory=list)
     _task: asyncio.Task[None] | None = None
 
     async def output_of(self, core: EngineCoreRequest, close: Callable[[], None]) -> Output:
         """The output of one input; ``close`` is called when no more can join the group."""
         loop = asyncio.get_running_loop()
         output: asyncio.Future[Output] = loop.create_future()
-        if not self.parts:  # all inputs of a body are asked for in one turn of the loop
+        if not self._parts:  # all inputs of a body are asked for in one turn of the loop
             loop.call_soon(self._start, close)
-        self.parts.append(core)
-        self._outputs.append(output)
+        self._parts.append((core, output))
         self.waiting += 1
         try:
             return await output
@@ -138,15 +137,16 @@ class InputGroup:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        await asyncio.gather(*(self._answer(start, pack) for start, pack in _packs(self.parts)))
+        packs = in_packs(self._parts, lambda one: _length(one[0]), _PACK_TOKENS)
+        await asyncio.gather(*map(self._answer, packs))
 
-    async def _answer(self, start: int, pack: list[EngineCoreRequest]) -> None:
-        outputs = self._outputs[start : start + len(pack)]
+    async def _answer(self, pack: list[tuple[EngineCoreRequest, asyncio.Future[Output]]]) -> None:
+        parts = [core for core, _ in pack]
         try:
-            made = outputs_of(pack, await self.ask(pack))
+            made = outputs_of(parts, await self.ask(parts))
         except Exception as error:  # noqa: BLE001 - each input waits for it
             made = [error] * len(pack)
-        for output, one in zip(outputs, made, strict=True):
+        for (_, output), one in zip(pack, made, strict=True):
             if output.done():
                 continue
             if isinstance(one, Exception):
@@ -155,18 +155,8 @@ class InputGroup:
                 output.set_result(one)
 
 
-def _packs(parts: Sequence[EngineCoreRequest]) -> Iterator[tuple[int, list[EngineCoreRequest]]]:
-    """The parts that share a request, with the place of the first; the same for the same body."""
-    pack: list[EngineCoreRequest] = []
-    start = tokens = 0
-    for at, part in enumerate(parts):
-        size = len(part.prompt_token_ids or ())
-        if pack and (len(pack) == PACK_INPUTS or tokens + size > _PACK_TOKENS):
-            yield start, pack
-            pack, start, tokens = [], at, 0
-        pack.append(part)
-        tokens += size
-    yield start, pack
+def _length(core: EngineCoreRequest) -> int:
+    return len(core.prompt_token_ids or ())
 
 
 def outputs_of(parts: Sequence[EngineCoreRequest], result: Result) -> list[Output | Exception]:

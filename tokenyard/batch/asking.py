@@ -26,8 +26,9 @@ from tokenyard.batch.requests import (
 from tokenyard.client.options import Item, SharedOptions
 from tokenyard.client.sync import Client
 from tokenyard.protocol.errors import QuotaExceeded, TransientError, UnknownRequest
+from tokenyard.protocol.packs import PACK_INPUTS
 from tokenyard.protocol.replies import Result
-from tokenyard.protocol.wire import GENERATE, PACK_INPUTS
+from tokenyard.protocol.wire import GENERATE
 from tokenyard.protocol.worker_info import WorkerInfo
 
 #: A job waits for workers without limit; only a completion window ends it.

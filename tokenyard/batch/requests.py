@@ -14,11 +14,11 @@ from tokenyard.batch.lines import BadLine, ParsedLine, parse_line, repeated
 from tokenyard.batch.rows import parse_row
 from tokenyard.batch.state import BatchSpec
 from tokenyard.batch.tables import Row, read_rows
-from tokenyard.client.build import PACK_BYTES, RequestBuilder
+from tokenyard.client.build import RequestBuilder
 from tokenyard.client.checks import content_size
 from tokenyard.client.options import FullPrompt, Item
+from tokenyard.protocol.packs import PACK_BYTES, PACK_INPUTS, in_packs
 from tokenyard.protocol.replies import Result, split_result
-from tokenyard.protocol.wire import PACK_INPUTS
 
 #: A line of a file of requests, None for one that is too long, or a row of a table.
 Raw = bytes | Row | BadLine | None
@@ -99,20 +99,17 @@ def packs(lines: Iterable[LineRequest]) -> Iterator[Pack]:
     resumed job asks under the same ids what is not done of its requests.
     """
     for _, block in itertools.groupby(lines, lambda one: one.number // PACK_INPUTS):
-        pack: list[LineRequest] = []
-        size = 0
+        valid: list[LineRequest] = []
         for one in block:
             if isinstance(one.line, BadLine):
                 yield Pack([one], one.item)
-                continue
-            more = content_size(one.line.prompt)
-            if pack and size + more > PACK_BYTES:
-                yield _packed(pack)
-                pack, size = [], 0
-            pack.append(one)
-            size += more
-        if pack:
-            yield _packed(pack)
+            else:
+                valid.append(one)
+        yield from map(_packed, in_packs(valid, _prompt_size, PACK_BYTES))
+
+
+def _prompt_size(request: LineRequest) -> int:
+    return content_size(cast(FullPrompt, request.item)["prompt"])
 
 
 def _packed(lines: list[LineRequest]) -> Pack:

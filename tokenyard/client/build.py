@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
@@ -20,11 +20,11 @@ from tokenyard.protocol.digest import Recipe, defaults_among
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
 from tokenyard.protocol.media import NO_MEDIA, Media, take_media
+from tokenyard.protocol.packs import PACK_BYTES, in_packs
 from tokenyard.protocol.parse import check_task
 from tokenyard.protocol.wire import (
     DEFAULT_RESULT_TTL_S,
     GENERATE,
-    PACK_INPUTS,
     PLAIN_CHAT,
     Input,
     PoolingParams,
@@ -38,8 +38,6 @@ from tokenyard.protocol.wire import (
 _PROMPTS: Final = (str, list)
 #: Placeholder for the messages of a request while its options are checked.
 _ANY_MESSAGES: Final = [{"role": "user", "content": "?"}]
-#: Most bytes of the inputs of a `map` that share a request.
-PACK_BYTES: Final = 64 * 1024
 #: Types of values that cannot change after they were read, and options of one request alone.
 _IMMUTABLE: Final = (str, int, float, bool, type(None))
 _SINGULAR: Final = frozenset({"id", "deadline_s"})
@@ -137,19 +135,24 @@ class RequestBuilder:
         if shared.get("task", GENERATE) == GENERATE:
             return self.prepare_many(items, shared)
         found: list[PreparedRequest | InvalidRequest] = []
-        for pack in _packs(items):
-            if isinstance(pack, InvalidRequest):
-                found.append(pack)
-            elif isinstance(pack, _Pack):
-                [made] = self.prepare_many([pack.inputs], shared)
-                found += (
-                    [msgspec.structs.replace(made, packed=len(pack.inputs))]
-                    if isinstance(made, PreparedRequest)
-                    else [made] * len(pack.inputs)
-                )
+        for kind, alike in itertools.groupby(map(_read_plain, items), type):
+            if kind is _PlainInput:
+                inputs = (one.content for one in cast(Iterable[_PlainInput], alike))
+                for pack in in_packs(inputs, checks.content_size, PACK_BYTES):
+                    found += self._prepare_pack(pack, shared)
+            elif kind is InvalidRequest:
+                found += cast(Iterable[InvalidRequest], alike)
             else:
-                found += self.prepare_many([pack], shared)
+                found += self.prepare_many(cast(list[Item], list(alike)), shared)
         return found
+
+    def _prepare_pack(
+        self, inputs: list[Input], shared: Mapping[str, Any]
+    ) -> list[PreparedRequest | InvalidRequest]:
+        [made] = self.prepare_many([inputs], shared)
+        if isinstance(made, PreparedRequest):
+            return [msgspec.structs.replace(made, packed=len(inputs))]
+        return [made] * len(inputs)
 
     def _encode_texts(self, items: Sequence[Item], pools: bool) -> Iterable[Sequence[int] | None]:
         """Token ids of the items that are text, in one call to the tokenizer."""
@@ -321,37 +324,21 @@ class RequestBuilder:
         return options.silent_params, local_text
 
 
-@dataclass(slots=True)
-class _Pack:
-    """Inputs that share a request."""
+@dataclass(frozen=True, slots=True)
+class _PlainInput:
+    """An input without options of its own, which may share a request."""
 
-    inputs: list[Input] = field(default_factory=list)
-    size: int = 0  # bytes
+    content: Input
 
 
-def _packs(items: Iterable[Item]) -> Iterator[_Pack | Item | InvalidRequest]:
-    """Items in their order: plain inputs in packs, others alone, and the errors of invalid ones."""
-    pack = _Pack()
-    for item in items:
-        one: _Pack | Item | InvalidRequest = item
-        if isinstance(item, str) or checks.is_ids(item):
-            try:
-                [read] = checks.parse_inputs([item])
-            except UnicodeEncodeError as error:
-                one = checks.unicode_error(error, {"prompt": item}, {})
-            except InvalidRequest as error:
-                one = InvalidRequest("prompt", error.message)
-            else:
-                size = checks.content_size(read)
-                if len(pack.inputs) == PACK_INPUTS or pack.size + size > PACK_BYTES:
-                    yield pack
-                    pack = _Pack()
-                pack.inputs.append(read)
-                pack.size += size
-                continue
-        if pack.inputs:
-            yield pack
-            pack = _Pack()
-        yield one
-    if pack.inputs:
-        yield pack
+def _read_plain(item: Item) -> _PlainInput | Item | InvalidRequest:
+    """A plain input, or the error of an invalid one; another item as it is."""
+    if not isinstance(item, str) and not checks.is_ids(item):
+        return item
+    try:
+        [content] = checks.parse_inputs([item])
+    except UnicodeEncodeError as error:
+        return checks.unicode_error(error, {"prompt": item}, {})
+    except InvalidRequest as error:
+        return InvalidRequest("prompt", error.message)
+    return _PlainInput(content)

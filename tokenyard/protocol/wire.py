@@ -42,9 +42,6 @@ GENERATE: Final[Task] = "generate"
 TASKS: Final[tuple[Task, ...]] = get_args(Task)
 #: Most inputs of one request.
 MAX_INPUTS: Final = 2048
-#: So many share a request where a client may choose: its own price does not count then, and a
-#: thousand are still enough for several workers.
-PACK_INPUTS: Final = 256
 
 _SEQUENCES: Final = (list, tuple)
 

@@ -1,0 +1,32 @@
+"""Inputs of tasks that pool share requests: a request costs about as much as an input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
+
+#: So many share a request where a client may choose: its own price does not count then, and a
+#: thousand are still enough for several workers.
+PACK_INPUTS: Final = 256
+#: Most bytes of the inputs that a client lets share a request.
+PACK_BYTES: Final = 64 * 1024
+
+T = TypeVar("T")
+
+
+def in_packs(items: Iterable[T], size_of: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """The items in their order, as many as share a request, which has up to ``most`` of size.
+
+    The same items always make the same packs: a request that is asked again has the same inputs.
+    """
+    pack: list[T] = []
+    size = 0
+    for item in items:
+        more = size_of(item)
+        if pack and (len(pack) == PACK_INPUTS or size + more > most):
+            yield pack
+            pack, size = [], 0
+        pack.append(item)
+        size += more
+    if pack:
+        yield pack
