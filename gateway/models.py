@@ -92,7 +92,7 @@ class ModelWatch:
 
     async def look(self) -> None:
         """Read what hosts announce, and act on what is new."""
-        entries = await self._queue.command("HGETALL", self._queue.keys.hosts)
+        entries = await self._queue.broker.command("HGETALL", self._queue.keys.hosts)
         # The roster only says which of several hosts counts.
         live = frozenset(
             worker.controller for worker in (await self.workers() if len(entries) > 1 else ())
@@ -111,9 +111,11 @@ class ModelWatch:
     async def workers(self) -> list[WorkerInfo]:
         """The workers with a lease."""
         keys = self._queue.keys
-        roster = await self._queue.command("HGETALL", keys.workers)
+        roster = await self._queue.broker.command("HGETALL", keys.workers)
         found = []
-        for name in await self._queue.command("ZRANGE", keys.leases, "(0", "+inf", "BYSCORE"):
+        for name in await self._queue.broker.command(
+            "ZRANGE", keys.leases, "(0", "+inf", "BYSCORE"
+        ):
             try:
                 found += [decode_worker(roster[name])] if name in roster else []
             except (msgspec.MsgspecError, UnicodeDecodeError):

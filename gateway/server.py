@@ -67,14 +67,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     rules = OwnRules(settings.paths, settings.trust_remote_code)
     models = ModelWatch(queue, front_ends, settings.refresh_s, rules)
     probes = Health(settings.liveness_timeout_s)
-    health = YardHealth(
-        queue.connection,
-        settings.redis_url,
-        queue.keys,
-        settings.without_leader_s,
-        probes,
-        queue.broker_time,
-    )
+    health = YardHealth(queue, settings.without_leader_s, probes)
     board = open_board(settings)
     app = Gateway(settings, queue, front_ends, models, health, storage, board)
     endpoint = None

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import socket
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 from starlette.datastructures import Headers
@@ -24,7 +24,6 @@ from gateway.http.records import durable_id
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import RateLimits, YardQueue
 from tokenyard import clock
-from tokenyard.broker.connection import translated
 from tokenyard.broker.tasks import BackgroundLoop
 from tokenyard.process.http_server import QuietServer
 from tokenyard.protocol.errors import Code, TokenyardError
@@ -53,7 +52,7 @@ class KeyCheck:
         self._model = model
         self._id_prefix = id_prefix
         self._principals = PrincipalLookup(queue, needs_key=True)
-        self._limits = RateLimits(queue.connection, queue.url, queue.keys)
+        self._limits = RateLimits(queue.broker)
         self._is_full = False
         self.loop = BackgroundLoop(self._look, "looking at the queue", log)
         self._listener = socket.create_server((_HOST, port))
@@ -121,11 +120,12 @@ class KeyCheck:
     async def _look(self) -> None:
         """See whether the queue is full, as far as no class or tenant has room of its own."""
         await clock.pause(_LOOK_S)
-        keys, run = self._queue.keys, self._queue.connection
-        pipeline: Any = run.pipeline(transaction=False)
-        for name in ("retry", "high", "normal", "low"):
-            pipeline.xlen(keys.intake(name))
-        pipeline.hget(keys.tally, "tenants_waiting").hget(keys.info, "max_num_queued_reqs")
-        with translated(self._queue.url):
-            *lengths, others, most = await pipeline.execute()
+        keys = self._queue.keys
+        *lengths, others, most = await self._queue.broker.carry_out(
+            [
+                *(("XLEN", keys.intake(name)) for name in ("retry", "high", "normal", "low")),
+                ("HGET", keys.tally, "tenants_waiting"),
+                ("HGET", keys.info, "max_num_queued_reqs"),
+            ]
+        )
         self._is_full = 0 < whole(most) <= sum(lengths) + max(0, whole(others))

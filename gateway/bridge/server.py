@@ -53,14 +53,7 @@ async def _serve(settings: BridgeSettings) -> None:
     await queue.start()
     front_ends: list[FrontEnd] = []
     probes = Health(settings.liveness_timeout_s)
-    yard = YardHealth(
-        queue.connection,
-        settings.redis_url,
-        queue.keys,
-        _WITHOUT_LEADER_S,
-        probes,
-        queue.broker_time,
-    )
+    yard = YardHealth(queue, _WITHOUT_LEADER_S, probes)
     check = None
     bridge = Bridge(queue, is_told=engine_core.tells_errors(settings.vllm_version))
     queue.reader.tell = bridge.has_news
@@ -109,8 +102,8 @@ async def _until_announced(
     while not stop.is_set():
         why = ""
         try:
-            hosts = await queue.command("HGETALL", queue.keys.hosts)
-            workers = await queue.command("HGETALL", queue.keys.workers)
+            hosts = await queue.broker.command("HGETALL", queue.keys.hosts)
+            workers = await queue.broker.command("HGETALL", queue.keys.workers)
             return find_model(hosts, workers, settings)
         except (NotAnnounced, TokenyardError) as error:
             why = str(error)

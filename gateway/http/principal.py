@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -104,13 +105,11 @@ class PrincipalLookup:
         return principal
 
     async def _read(self, digest: str) -> Principal | None:
-        packed = await self._queue.command("HGET", self._queue.keys.api_keys, digest)
+        packed = await self._queue.broker.command("HGET", self._queue.keys.api_keys, digest)
         principal = None
         if packed is not None:
-            try:
+            with contextlib.suppress(msgspec.DecodeError):
                 principal = _caller_of(decode_key(packed))
-            except msgspec.DecodeError:
-                principal = None
         if len(self._known) >= _MOST_CACHED:
             self._known.clear()
         self._known[digest] = clock.monotonic(), principal

@@ -69,12 +69,12 @@ class Records:
     async def forget(self, client: str, name: str) -> None:
         """Forget a request that was refused: its name may be used again, for another one."""
         with contextlib.suppress(TokenyardError):
-            await self._queue.command("DEL", self._queue.keys.http_record(client, name))
+            await self._queue.broker.command("DEL", self._queue.keys.http_record(client, name))
 
     async def _claim(self, asked: Sequence[tuple[str, Record, int]]) -> list[bytes | None]:
         """Write records where there are none; what was there."""
-        run: Any = self._queue.connection
-        with translated(self._queue.url):
+        run: Any = self._queue.broker.connection
+        with translated(self._queue.broker.url):
             async with run.pipeline(transaction=False) as pipeline:
                 for key, record, ttl_s in asked:
                     packed = msgspec.msgpack.encode(record)
@@ -93,7 +93,7 @@ class Records:
 
     async def find(self, client: str, name: str, print_: str) -> Record:
         """The record of a request that is taken up again; raises `GatewayError`."""
-        known = await self._queue.command("GET", self._queue.keys.http_record(client, name))
+        known = await self._queue.broker.command("GET", self._queue.keys.http_record(client, name))
         if known is None:
             message = "Last-Event-ID: this event is no longer known; ask again from the start"
             raise GatewayError(404, message, code="event_not_found")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from redis.exceptions import NoScriptError
 
 from tokenyard.broker.connection import AsyncRedis, translated
 from tokenyard.protocol.errors import TokenyardError
+from tokenyard.protocol.keys import Keys
 from tokenyard.scripts.calls import Arg, Call, command_of, run_async
 
 T = TypeVar("T")
@@ -19,39 +21,43 @@ Command = tuple[Arg, ...]
 _MISSING_S: Final = 5.0
 
 
-async def call(connection: AsyncRedis, url: str, wanted: Call[T]) -> T:
-    """Make one call; raises the errors of `tokenyard.protocol.errors`."""
-    with translated(url):
-        return wanted.read(await run_async(connection, wanted, _MISSING_S))
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """The broker of one yard; its calls raise the errors of `tokenyard.protocol.errors`."""
 
+    connection: AsyncRedis
+    url: str
+    keys: Keys
 
-async def call_behind(
-    connection: AsyncRedis, url: str, before: Sequence[Command], calls: Sequence[Call[T]]
-) -> list[T]:
-    """Carry out commands and make calls, in this order and one round trip; raises as `call`."""
-    with translated(url):
-        answers = await carry_out(connection, [*before, *map(command_of, calls)])
+    async def command(self, *command: Arg) -> Any:
+        """Carry out one command."""
+        return (await self.carry_out([command]))[0]
+
+    async def carry_out(self, commands: Sequence[Command]) -> list[Any]:
+        """Carry out commands in one round trip; a `NoScriptError` stands among the answers."""
+        run: Any = self.connection
+        with translated(self.url):
+            async with run.pipeline(transaction=False) as pipeline:
+                for command in commands:
+                    pipeline.execute_command(*command)
+                answers: list[Any] = await pipeline.execute(raise_on_error=False)
+            for answer in answers:
+                if isinstance(answer, Exception) and not isinstance(answer, NoScriptError):
+                    raise answer
+        return answers
+
+    async def call(self, wanted: Call[T]) -> T:
+        """Make one call."""
+        with translated(self.url):
+            return wanted.read(await run_async(self.connection, wanted, _MISSING_S))
+
+    async def call_behind(self, before: Sequence[Command], calls: Sequence[Call[T]]) -> list[T]:
+        """Carry out commands and make calls, in this order and one round trip."""
+        answers = await self.carry_out([*before, *map(command_of, calls)])
         return [
-            one.read(
-                await run_async(connection, one, _MISSING_S)
-                if isinstance(answer, NoScriptError)
-                else answer
-            )
+            await self.call(one) if isinstance(answer, NoScriptError) else one.read(answer)
             for one, answer in zip(calls, answers[len(before) :], strict=True)
         ]
-
-
-async def carry_out(connection: AsyncRedis, commands: Sequence[Command]) -> list[Any]:
-    """Carry out commands in one round trip; raises redis-py's errors but `NoScriptError`."""
-    run: Any = connection
-    async with run.pipeline(transaction=False) as pipeline:
-        for command in commands:
-            pipeline.execute_command(*command)
-        answers: list[Any] = await pipeline.execute(raise_on_error=False)
-    for answer in answers:
-        if isinstance(answer, Exception) and not isinstance(answer, NoScriptError):
-            raise answer
-    return answers
 
 
 # What is asked for at one moment shares a round trip.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.http.errors import unavailable
 from tokenyard import clock
-from tokenyard.broker.connection import AsyncRedis, translated
 from tokenyard.broker.tasks import BackgroundLoop
-from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import TokenyardError
-from tokenyard.protocol.keys import Keys
 from tokenyard.telemetry.health import Health
+
+if TYPE_CHECKING:
+    from gateway.queue.calls import Command
+    from gateway.queue.yard import YardQueue
 
 log = logging.getLogger("tokenyard.gateway")
 
@@ -22,23 +23,12 @@ _EVERY_S: Final = 1.0
 class YardHealth:
     """Looks at the yard once a second."""
 
-    def __init__(
-        self,
-        connection: AsyncRedis,
-        url: str,
-        keys: Keys,
-        without_leader_s: float,
-        health: Health,
-        broker_time: BrokerTime,
-    ) -> None:
-        """``health`` is told of each look, for the probes; each measures ``broker_time``."""
-        self._connection = connection
-        self._url = url
-        self._keys = keys
+    def __init__(self, queue: YardQueue, without_leader_s: float, health: Health) -> None:
+        """``health`` is told of each look, for the probes."""
+        self._queue = queue
         self._without_leader_s = without_leader_s
         self._led_at = clock.monotonic()
         self._health = health
-        self._broker_time = broker_time
         self._broker_error = ""
         self.loop = BackgroundLoop(self._turn, "looking at the yard", log)
 
@@ -73,13 +63,11 @@ class YardHealth:
 
     async def _look(self) -> None:
         """Ask the broker for the leader and the time. While it fails, `check` refuses requests."""
-        connection: Any = self._connection
+        questions: list[Command] = [("GET", self._queue.keys.leader), ("TIME",)]
+        asked_at = clock.monotonic()
         try:
-            with translated(self._url):
-                asked_at = clock.monotonic()
-                pipeline = connection.pipeline(transaction=False)
-                leader, told = await pipeline.get(self._keys.leader).time().execute()
-                self._broker_time.measured(told, asked_at)
+            leader, told = await self._queue.broker.carry_out(questions)
+            self._queue.broker_time.measured(told, asked_at)
         except TokenyardError as error:
             self._broker_error = str(error)
             self._health.turned(f"no usable broker: {error}")

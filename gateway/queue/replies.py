@@ -15,20 +15,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gateway.queue.calls import Command, carry_out
+from gateway.queue.calls import Broker, Command
 from tokenyard import clock
-from tokenyard.broker.connection import (
-    BLOCK_MARGIN_S,
-    AsyncRedis,
-    open_async_connection,
-    translated,
-)
+from tokenyard.broker.connection import BLOCK_MARGIN_S, open_async_connection, translated
 from tokenyard.broker.tasks import BackgroundLoop
 from tokenyard.client.ledger import read_snapshots, snapshot_commands
 from tokenyard.client.pending import PendingRequest
 from tokenyard.client.router import ReplyRouter, read_entries
 from tokenyard.protocol.errors import TokenyardError
-from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply
 
 log = logging.getLogger("tokenyard.gateway")
@@ -89,15 +83,13 @@ def wake(streams: Sequence[ReplyStream]) -> None:
 class ReplyReader:
     """Follows the requests that are open."""
 
-    def __init__(self, connection: AsyncRedis, url: str, keys: Keys, name: str) -> None:
+    def __init__(self, broker: Broker, name: str) -> None:
         """``name`` begins the name of its stream, which nobody else can guess."""
         #: Told which streams have news, after each read.
         self.tell: Callable[[Sequence[ReplyStream]], None] = wake
         self.reply_to = f"replies:{name}.{secrets.token_hex(16)}"
-        self._connection = connection
-        self._url = url
-        self._keys = keys
-        self._key = f"{keys.prefix}{self.reply_to}"
+        self._broker = broker
+        self._key = f"{broker.keys.prefix}{self.reply_to}"
         self._router = ReplyRouter(clock.monotonic())
         self._router.catch_up()
         self._streams: dict[PendingRequest, ReplyStream] = {}
@@ -105,7 +97,7 @@ class ReplyReader:
         self._elsewhere: dict[PendingRequest, None] = {}
         self._is_behind = False
         self._news: list[ReplyStream] = []
-        self._blocking = open_async_connection(url, timeout_s=_READ_S, retries=0)
+        self._blocking = open_async_connection(broker.url, timeout_s=_READ_S, retries=0)
         self.loop = BackgroundLoop(self._read, "reading replies", log)
         self._looking = BackgroundLoop(self._look_again, "reading ledgers", log)
 
@@ -121,8 +113,8 @@ class ReplyReader:
         await self._blocking.aclose()
         trimmed = self._router.trim_rest(clock.monotonic())
         if trimmed is not None:
-            with contextlib.suppress(TokenyardError), translated(self._url):
-                await carry_out(self._connection, [("XTRIM", self._key, "MINID", trimmed)])
+            with contextlib.suppress(TokenyardError):
+                await self._broker.command("XTRIM", self._key, "MINID", trimmed)
 
     @property
     def count(self) -> int:
@@ -179,7 +171,7 @@ class ReplyReader:
     async def _read(self) -> None:
         streams: dict[Any, Any] = {self._key: self._router.cursor}
         run: Any = self._blocking
-        with translated(self._url):
+        with translated(self._broker.url):
             answer = await run.xread(streams, count=_COUNT, block=_BLOCK_MS)
         entries = read_entries(answer)
         self._is_behind = len(entries) == _COUNT
@@ -200,14 +192,13 @@ class ReplyReader:
         """Bring requests up to date from their ledgers, and delete the frames that were read."""
         commands: list[Command] = []
         for one in streams:
-            commands += snapshot_commands(self._keys, one.client, [one.pending.id])
+            commands += snapshot_commands(self._broker.keys, one.client, [one.pending.id])
         trimmed = self._router.trim_from(clock.monotonic())
         if trimmed is not None:
             commands.append(("XTRIM", self._key, "MINID", trimmed))
         if not commands:
             return
-        with translated(self._url):
-            answers = await carry_out(self._connection, commands)
+        answers = await self._broker.carry_out(commands)
         snapshots = read_snapshots(answers[: 2 * len(streams)])
         self._router.settle([one.pending for one in streams], snapshots)
         self._tell()

@@ -8,16 +8,16 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError, unavailable
-from gateway.queue.calls import Bursts, Command, call, call_behind, carry_out
+from gateway.queue.calls import Broker, Bursts, Command
 from gateway.queue.replies import ReplyReader
 from tokenyard import clock
-from tokenyard.broker.connection import AsyncRedis, open_async_connection, translated
+from tokenyard.broker.connection import open_async_connection
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code, TokenyardError, quota_exceeded
 from tokenyard.protocol.keys import GATEWAY_CLIENT, Keys, PriorityClass
@@ -35,7 +35,6 @@ from tokenyard.protocol.tenants import (
 from tokenyard.protocol.wire import Request
 from tokenyard.scripts import client as scripts
 from tokenyard.scripts.answers import Acceptance, Cancelled, Submitted
-from tokenyard.scripts.calls import Arg
 
 log = logging.getLogger("tokenyard.gateway")
 
@@ -45,17 +44,25 @@ _DEADLINE_MARGIN_S: Final = 3.0
 _CANCEL_S: Final = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    request: Request
+    priority_class: PriorityClass
+    refuse_late: bool
+    before: Sequence[Command]
+    media: Media
+
+
 class YardQueue:
     """Submits requests, follows their replies, and cancels them."""
 
     def __init__(self, url: str, yard: str, name: str = GATEWAY_CLIENT) -> None:
         """``name`` begins that of the stream of replies, see `ReplyReader`."""
-        self.keys = Keys(yard)
-        self.url = url
-        self.connection = open_async_connection(url)
-        self._submitter = BurstSubmitter(self.connection, url, self.keys)
-        self._rate_limits = RateLimits(self.connection, url, self.keys)
-        self.reader = ReplyReader(self.connection, url, self.keys, name)
+        self.broker = Broker(open_async_connection(url), url, Keys(yard))
+        self.keys = self.broker.keys
+        self._submissions = Bursts(self._send)
+        self._rate_limits = RateLimits(self.broker)
+        self.reader = ReplyReader(self.broker, name)
         self.loop = self.reader.loop
         self.broker_time = BrokerTime()  # `YardHealth` measures it
         self._cancels: set[asyncio.Task[Cancelled]] = set()
@@ -71,16 +78,12 @@ class YardQueue:
         if self._cancels:
             await asyncio.wait(self._cancels, timeout=_CANCEL_S)
         await self.reader.stop()
-        await self.connection.aclose()
-
-    async def command(self, *command: Arg) -> Any:
-        """Carry out one command; raises the errors of `tokenyard.protocol.errors`."""
-        with translated(self.url):
-            return (await carry_out(self.connection, [command]))[0]
+        await self.broker.connection.aclose()
 
     async def has(self, request: Request) -> bool:
         """Whether a request with its name has been accepted before."""
-        return bool(await self.command("EXISTS", self.keys.ledger(request.client, request.id)))
+        ledger = self.keys.ledger(request.client, request.id)
+        return bool(await self.broker.command("EXISTS", ledger))
 
     async def ask(
         self, request: Request, context: RequestContext, media: Media | None = NO_MEDIA
@@ -144,16 +147,40 @@ class YardQueue:
     ) -> Acceptance:
         """Submit a request whose replies come to `reader`, at its interval or its tenant's.
 
-        See `BurstSubmitter.submit`, and `refusal` for the answer.
+        The commands ``before`` are carried out with it, and have their effect first. See `refusal`
+        for the answer. Raises a `TokenyardError` where the broker does not answer.
         """
         interval_ms = request.stream_interval_ms
         if interval_ms is None and request.stream and request.tenant:
             settings = await self._rate_limits.settings(request.tenant)
             interval_ms = settings.stream_interval_ms or None
         request = replace(request, reply_to=self.reader.reply_to, stream_interval_ms=interval_ms)
-        return await self._submitter.submit(
-            request, priority_class, refuse_late=refuse_late, before=before, media=media
-        )
+        submission = _Submission(request, priority_class, refuse_late, before, media)
+        return await self._submissions.ask(submission)
+
+    async def _send(self, burst: Sequence[_Submission]) -> list[Acceptance]:
+        """Submit requests of one moment, which share a round trip."""
+        groups = defaultdict(list)
+        for place, one in enumerate(burst):
+            groups[one.priority_class, one.request.tenant, one.refuse_late].append(place)
+        calls = [
+            scripts.submit(
+                self.keys,
+                name,
+                [burst[place].request for place in group],
+                refuse_late=refuse_late,
+                media=[burst[place].media for place in group],
+            )
+            for (name, _, refuse_late), group in groups.items()
+        ]
+        before = [command for one in burst for command in one.before]
+        found = await self.broker.call_behind(before, calls)
+        of_place = {
+            place: answer
+            for group, answers in zip(groups.values(), found, strict=True)
+            for place, answer in zip(group, answers, strict=True)
+        }
+        return [of_place[place] for place in range(len(burst))]
 
     def give_up(self, deadline_ms: int | None) -> float | None:
         """When to end a request that should have ended: without a leader nobody else does."""
@@ -173,12 +200,12 @@ class YardQueue:
         code, ledger = Cancelled.MOVED, self.keys.ledger(client, request_id)
         with contextlib.suppress(TokenyardError):
             for _ in range(scripts.CANCEL_ATTEMPTS):
-                seen = await self.command("HMGET", ledger, *scripts.PLACE_FIELDS)
+                seen = await self.broker.command("HMGET", ledger, *scripts.PLACE_FIELDS)
                 state, where = scripts.place_of(seen)
                 wanted = scripts.cancel(
                     self.keys, client, request_id, state=state, where=where, reason=reason
                 )
-                code = await call(self.connection, self.url, wanted)
+                code = await self.broker.call(wanted)
                 if code is not Cancelled.MOVED:
                     return code
         log.warning("could not cancel %s/%s", client, request_id)
@@ -223,67 +250,6 @@ def refusal(acceptance: Acceptance) -> GatewayError | None:
             return None
 
 
-# Submits requests; those of one moment share a call.
-
-
-@dataclass(frozen=True, slots=True)
-class _Submission:
-    request: Request
-    priority_class: PriorityClass
-    refuse_late: bool
-    before: Sequence[Command]
-    media: Media
-
-
-class BurstSubmitter:
-    """Submits requests in bursts."""
-
-    def __init__(self, connection: AsyncRedis, url: str, keys: Keys) -> None:
-        self._connection = connection
-        self._url = url
-        self._keys = keys
-        self._bursts = Bursts(self._send)
-
-    async def submit(
-        self,
-        request: Request,
-        priority_class: PriorityClass,
-        *,
-        refuse_late: bool,
-        before: Sequence[Command] = (),
-        media: Media = NO_MEDIA,
-    ) -> Acceptance:
-        """Submit one request; raises a `TokenyardError` where the broker does not answer.
-
-        The commands ``before`` are carried out with it, and have their effect first.
-        """
-        submission = _Submission(request, priority_class, refuse_late, before, media)
-        return await self._bursts.ask(submission)
-
-    async def _send(self, burst: Sequence[_Submission]) -> list[Acceptance]:
-        groups = defaultdict(list)
-        for place, one in enumerate(burst):
-            groups[one.priority_class, one.request.tenant, one.refuse_late].append(place)
-        calls = [
-            scripts.submit(
-                self._keys,
-                name,
-                [burst[place].request for place in group],
-                refuse_late=refuse_late,
-                media=[burst[place].media for place in group],
-            )
-            for (name, _, refuse_late), group in groups.items()
-        ]
-        before = [command for one in burst for command in one.before]
-        found = await call_behind(self._connection, self._url, before, calls)
-        of_place = {
-            place: answer
-            for group, answers in zip(groups.values(), found, strict=True)
-            for place, answer in zip(group, answers, strict=True)
-        }
-        return [of_place[place] for place in range(len(burst))]
-
-
 # What the limits of a tenant leave it, as the headers of OpenAI's API tell.
 
 #: How long settings that were read are used: so long a changed limit is not told. It holds at once.
@@ -318,10 +284,8 @@ class Limit(NamedTuple):
 class RateLimits:
     """Reads limits and counts; a tenant without limits costs no command, but every few seconds."""
 
-    def __init__(self, connection: AsyncRedis, url: str, keys: Keys) -> None:
-        self._connection = connection
-        self._url = url
-        self._keys = keys
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
         self._known: dict[str, tuple[float, TenantSettings]] = {}
 
     async def headers(self, tenant: str, eta_ms: int) -> list[Header]:
@@ -337,14 +301,10 @@ class RateLimits:
         window = _window(settings)
         if window is None and not settings.max_waiting_requests:
             return []
-        with translated(self._url):
-            time, [waiting, *buckets] = await carry_out(
-                self._connection,
-                [
-                    ("TIME",),
-                    ("HMGET", self._keys.tenant(tenant), "waiting", *(window or MINUTE).fields),
-                ],
-            )
+        key, fields = self._broker.keys.tenant(tenant), (window or MINUTE).fields
+        time, [waiting, *buckets] = await self._broker.carry_out(
+            [("TIME",), ("HMGET", key, "waiting", *fields)]
+        )
         found: list[Limit] = []
         if settings.max_waiting_requests:
             taken = max(0, whole(waiting))
@@ -360,9 +320,7 @@ class RateLimits:
         at, settings = self._known.get(tenant, (0.0, DEFAULTS))
         if clock.monotonic() - at <= _TRUSTED_S and at:
             return settings
-        run: Any = self._connection
-        with translated(self._url):
-            packed = await run.hget(self._keys.tenants, tenant)
+        packed = await self._broker.command("HGET", self._broker.keys.tenants, tenant)
         known = decode_tenants({tenant.encode(): packed} if packed else {})
         settings = known.get(tenant, DEFAULTS)
         if len(self._known) >= _MOST_CACHED:

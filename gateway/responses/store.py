@@ -9,10 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from gateway.http.errors import GatewayError
-from gateway.queue.calls import Command, carry_out
+from gateway.queue.calls import Command
 from gateway.queue.yard import YardQueue
 from tokenyard import clock
-from tokenyard.broker.connection import translated
 from tokenyard.protocol.errors import Code
 from tokenyard.scripts.answers import Cancelled
 
@@ -64,7 +63,9 @@ class ResponseStore:
         match = _ID.fullmatch(response_id)
         if match is None:
             return None
-        packed = await self._queue.command("GET", self._queue.keys.response(client, match[1]))
+        packed = await self._queue.broker.command(
+            "GET", self._queue.keys.response(client, match[1])
+        )
         return None if packed is None else _decoder.decode(packed)
 
     async def get(self, client: str, response_id: str) -> StoredResponse:
@@ -93,7 +94,7 @@ class ResponseStore:
 
     async def delete(self, stored: StoredResponse, *, is_counted: bool = False) -> None:
         """Forget a response, which may be counted and not stored yet."""
-        if await self._queue.command("DEL", self._key(stored)) or is_counted:
+        if await self._queue.broker.command("DEL", self._key(stored)) or is_counted:
             await self._count(stored, -1)
 
     async def _count(self, stored: StoredResponse, sign: int) -> tuple[int, int]:
@@ -106,12 +107,11 @@ class ResponseStore:
             ("HGETALL", sums),
             ("INFO", "memory"),
         ]
-        with translated(self._queue.url):
-            *_, by_hour, memory = await carry_out(self._queue.connection, commands)
-            first = (clock.wall_ms() - self.ttl_s * 1000) // _HOUR_MS
-            over = [hour for hour in by_hour if int(hour) < first]
-            if over:
-                await carry_out(self._queue.connection, [("HDEL", sums, *over)])
+        *_, by_hour, memory = await self._queue.broker.carry_out(commands)
+        first = (clock.wall_ms() - self.ttl_s * 1000) // _HOUR_MS
+        over = [hour for hour in by_hour if int(hour) < first]
+        if over:
+            await self._queue.broker.command("HDEL", sums, *over)
         most = int(memory.get("maxmemory") or memory["total_system_memory"])
         own = sum(int(size) for hour, size in by_hour.items() if hour not in over)
         return own, most - int(memory["used_memory"])
@@ -119,7 +119,7 @@ class ResponseStore:
     async def status(self, stored: StoredResponse) -> str | None:
         """`queued`, `in_progress`, or `over`; None where its request is unknown."""
         ledger = self._queue.keys.ledger(stored.client, stored.request_id)
-        state = await self._queue.command("HGET", ledger, "state")
+        state = await self._queue.broker.command("HGET", ledger, "state")
         return None if state is None else _UNFINISHED.get(state.decode(), "over")
 
     async def cancel(self, stored: StoredResponse) -> Cancelled:

@@ -113,7 +113,7 @@ def test_a_batch_of_a_gateway_asks_with_the_same_rights(day: Day, guarded: Guard
         await context.ticket.decided.wait()
         left.cancel()
         await asyncio.wait([left])
-        run: Any = queue.connection
+        run: Any = queue.broker.connection
         assert await run.hgetall(queue.keys.hosts)
         assert await ModelWatch(queue, cast("FrontEnds", None), 1.0).workers()
         await queue.stop()

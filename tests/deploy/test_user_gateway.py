@@ -41,7 +41,6 @@ from gateway.http.errors import GatewayError
 from gateway.http.principal import Principal, PrincipalLookup
 from gateway.http.records import Records, durable_id
 from gateway.models import ModelWatch
-from gateway.queue.calls import carry_out
 from gateway.queue.yard import YardQueue
 from gateway.responses.store import ResponseStore, StoredResponse
 
@@ -83,7 +82,7 @@ async def asks_and_cancels(queue: YardQueue) -> None:
         async for _ in found:
             break
     state = queue.keys.ledger(CLIENT, left.id)
-    while await queue.connection.hget(state, "state") != b"cancelled":  # noqa: ASYNC110
+    while await queue.broker.connection.hget(state, "state") != b"cancelled":  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
@@ -99,7 +98,7 @@ async def keeps(queue: YardQueue) -> None:
     assert (await records.open(CLIENT, name, "print", 60))[1]
     store = ResponseStore(queue, 60)
     mine = StoredResponse(name, CLIENT, 0, "sim", b"{}")
-    await carry_out(queue.connection, [await store.reserve(mine)])
+    await queue.broker.carry_out([await store.reserve(mine)])
     assert await store.find(CLIENT, mine.id) == mine
     assert await store.status(mine) is None
     await store.delete(mine)
@@ -108,8 +107,8 @@ async def keeps(queue: YardQueue) -> None:
 
 async def looks(queue: YardQueue, key: str) -> None:
     """Look for the leader, the models and a key."""
-    assert await queue.connection.get(queue.keys.leader)
-    run: Any = queue.connection
+    assert await queue.broker.connection.get(queue.keys.leader)
+    run: Any = queue.broker.connection
     assert await run.hgetall(queue.keys.hosts)
     assert await ModelWatch(queue, cast("FrontEnds", None), 1.0, OwnRules()).workers()
     lookup = PrincipalLookup(queue, needs_key=True)

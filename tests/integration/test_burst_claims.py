@@ -29,7 +29,7 @@ def opened(
             claims = [records.open("c", name, print_, 60) for name, print_ in asked]
             return await asyncio.gather(*claims, return_exceptions=True)
         finally:
-            await queue.connection.aclose()
+            await queue.broker.connection.aclose()
 
     return asyncio.run(main())
 

@@ -10,9 +10,8 @@ import pytest
 import redis
 
 from gateway.queue.calls import Command
-from gateway.queue.yard import BurstSubmitter
+from gateway.queue.yard import YardQueue
 from tests.support.builders import make_request
-from tokenyard.broker.connection import open_async_connection
 from tokenyard.protocol.errors import BrokerUnsuitable
 from tokenyard.protocol.keys import Keys, PriorityClass
 from tokenyard.scripts.answers import Acceptance, Submitted
@@ -21,9 +20,13 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @asynccontextmanager
-async def submitting(url: str, keys: Keys) -> AsyncIterator[BurstSubmitter]:
-    async with open_async_connection(url) as connection:
-        yield BurstSubmitter(connection, url, keys)
+async def submitting(url: str, keys: Keys) -> AsyncIterator[YardQueue]:
+    queue = YardQueue(url, keys.yard)
+    await queue.start()
+    try:
+        yield queue
+    finally:
+        await queue.stop()
 
 
 def test_what_comes_with_a_request_is_written_when_it_is_accepted(
@@ -32,15 +35,15 @@ def test_what_comes_with_a_request_is_written_when_it_is_accepted(
     connection.script_flush()  # as on a new server
 
     async def submit() -> list[Acceptance]:
-        async with submitting(redis_url, keys) as submitter:
+        async with submitting(redis_url, keys) as queue:
             return await asyncio.gather(
-                *(one(submitter, number, name) for number, name in enumerate(("low", "high") * 3))
+                *(one(queue, number, name) for number, name in enumerate(("low", "high") * 3))
             )
 
-    async def one(submitter: BurstSubmitter, number: int, name: PriorityClass) -> Acceptance:
+    async def one(queue: YardQueue, number: int, name: PriorityClass) -> Acceptance:
         record: Command = ("SET", keys.http_record("c", str(number)), number)
         request = make_request(str(number))
-        return await submitter.submit(request, name, refuse_late=False, before=[record])
+        return await queue.submit(request, name, refuse_late=False, before=[record])
 
     accepted = asyncio.run(submit())
 
@@ -56,10 +59,10 @@ def test_a_request_is_refused_where_what_comes_with_it_cannot_be_written(
     connection.rpush(keys.http_record("c", "q"), "a list")
 
     async def submit() -> None:
-        async with submitting(redis_url, keys) as submitter:
+        async with submitting(redis_url, keys) as queue:
             wrong: Command = ("INCR", keys.http_record("c", "q"))
             request = make_request("q")
-            await submitter.submit(request, "normal", refuse_late=False, before=[wrong])
+            await queue.submit(request, "normal", refuse_late=False, before=[wrong])
 
     with pytest.raises(BrokerUnsuitable, match="WRONGTYPE"):
         asyncio.run(submit())

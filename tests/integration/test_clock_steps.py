@@ -158,9 +158,7 @@ class TestGateway:
     ) -> None:
         async def deadlines() -> tuple[int | None, float | None]:
             queue = YardQueue(redis_url, yard.keys.yard)
-            health = YardHealth(
-                queue.connection, redis_url, queue.keys, 60.0, Health(60.0), queue.broker_time
-            )
+            health = YardHealth(queue, 60.0, Health(60.0))
             await health._look()
             fake_clock.step(step_s)
             waits = Headers({"x-request-timeout-ms": "60000"})

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from gateway.http.context import RequestContext
+from gateway.queue.calls import Broker
 from gateway.queue.yard import RateLimits, duration
 from tests.integration.operating import Opened
 from tests.support.tenants import TenantYard
@@ -25,7 +26,9 @@ def headers(lanes: TenantYard, tenant: str = "acme", eta_ms: int = -1) -> dict[s
     async def read() -> list[tuple[bytes, bytes]]:
         connection = open_async_connection(lanes.url)
         try:
-            return await RateLimits(connection, lanes.url, lanes.keys).headers(tenant, eta_ms)
+            return await RateLimits(Broker(connection, lanes.url, lanes.keys)).headers(
+                tenant, eta_ms
+            )
         finally:
             await connection.aclose()
 

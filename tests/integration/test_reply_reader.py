@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 import redis
 
+from gateway.queue.calls import Broker
 from gateway.queue.replies import ReplyReader, ReplyStream
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
@@ -28,7 +29,7 @@ class Rig:
         self.keys = Keys(random_name("yard"))
         self.connection = connection
         self.own = open_async_connection(url)
-        self.reader = ReplyReader(self.own, url, self.keys, "gateway")
+        self.reader = ReplyReader(Broker(self.own, url, self.keys), "gateway")
 
     def follow(self, request_id: str, *, is_elsewhere: bool = False) -> ReplyStream:
         """A request of token ids."""

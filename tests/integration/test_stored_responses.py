@@ -13,7 +13,6 @@ from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError, invalid
 from gateway.http.incoming import BODY, Bodies, ParsedBody
 from gateway.http.routes import Call
-from gateway.queue.calls import carry_out
 from gateway.queue.yard import YardQueue
 from gateway.responses.store import ResponseStore, StoredResponse
 from tests.support.builders import random_name
@@ -39,7 +38,7 @@ def with_store(
         try:
             await work(queue)
         finally:
-            await queue.connection.aclose()
+            await queue.broker.connection.aclose()
 
     asyncio.run(main())
 
@@ -58,7 +57,7 @@ def test_a_client_stores_as_much_as_it_leaves_free(own_broker: Server) -> None:
             async def keep(client: str, numbers: Iterable[int]) -> None:
                 for number in numbers:
                     one = response(client, number)
-                    await carry_out(queue.connection, [await store.reserve(one)])
+                    await queue.broker.carry_out([await store.reserve(one)])
                     kept.append(one)
 
             with pytest.raises(GatewayError, match="your stored responses") as refused:

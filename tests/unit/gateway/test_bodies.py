@@ -23,11 +23,10 @@ from gateway.http.incoming import (
     refuse_beam_search,
     with_file_urls,
 )
-from gateway.queue import yard as module
-from gateway.queue.yard import BurstSubmitter
+from gateway.queue.calls import Broker
+from gateway.queue.yard import YardQueue
 from tests.support.builders import make_request
 from tokenyard.protocol.gateway_settings import MAX_BODY_ITEMS, GatewaySettings
-from tokenyard.protocol.keys import Keys
 from tokenyard.scripts.answers import Acceptance, Submitted
 
 
@@ -197,17 +196,14 @@ def test_no_beam_search_is_no_fault(body: dict[str, Any]) -> None:
 async def test_a_request_that_cannot_be_written_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def accept(
-        connection: Any, url: str, before: Any, calls: list[Any]
-    ) -> list[list[Acceptance]]:
+    async def accept(_broker: Broker, _before: Any, calls: list[Any]) -> list[list[Acceptance]]:
         counts = [sum(":request:" in str(key) for key in call.keys) for call in calls]
         return [[Acceptance(Submitted.ACCEPTED)] * count for count in counts]
 
-    monkeypatch.setattr(module, "call_behind", accept)
-    nothing: Any = None
-    submitter = BurstSubmitter(nothing, "", Keys("yard"))
+    monkeypatch.setattr(Broker, "call_behind", accept)
+    queue = YardQueue("redis://127.0.0.1:1", "yard")
     asked = [make_request(), make_request(metadata={"a": "\ud800"}), make_request()]
-    given = [submitter.submit(one, "normal", refuse_late=False) for one in asked]
+    given = [queue.submit(one, "normal", refuse_late=False) for one in asked]
     first, bad, last = await asyncio.gather(*given, return_exceptions=True)
 
     assert first.code is last.code is Submitted.ACCEPTED

@@ -99,7 +99,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.broker, self.ends = Broker(), Ends()
-        queue = SimpleNamespace(command=self.broker.command, keys=KEYS)
+        queue = SimpleNamespace(broker=self.broker, keys=KEYS)
         self.watch = ModelWatch(cast(Any, queue), cast(Any, self.ends), 1.0, OwnRules())
         self.list = ModelList(self.watch, cast(Any, self.ends))
 
