@@ -79,8 +79,7 @@ class OutputStream:
     def _read_result(self, result: Result) -> Iterator[RequestOutput]:
         self._cached = _cached(result) if self._cached == (None, None) else self._cached
         self._prompt_logprobs = _prompt_positions(result)
-        ends = result.choices or [_only_choice(result)]
-        ends = [end for end in ends if not self._choices[end.index].is_over]
+        ends = [end for end in result.all_choices if not self._choices[end.index].is_over]
         left = len(ends)
         for end in ends:
             choice = self._choices[end.index]
@@ -174,7 +173,7 @@ def whole_output(
 ) -> RequestOutput:
     """The only output of a request that is not streamed."""
     outputs = []
-    for choice in result.choices or [_only_choice(result)]:
+    for choice in result.all_choices:
         positions = [position_of(entry) for entry in choice.logprobs or ()]
         total = sum(entry["logprob"] or 0.0 for entry in choice.logprobs or ())
         outputs.append(
@@ -229,17 +228,6 @@ def _tell(output: RequestOutput, cached: Cached) -> RequestOutput:
     """An output that says what was cached; older versions take no argument for the second."""
     output.num_cached_tokens, output.num_cache_creation_tokens = cached
     return output
-
-
-def _only_choice(result: Result) -> Choice:
-    return Choice(
-        0,
-        result.tokens,
-        result.text,
-        result.finish_reason,
-        result.stop_reason,
-        result.logprobs,
-    )
 
 
 class TokenTexts:

@@ -181,16 +181,13 @@ def _body(name: str, line: ParsedLine, result: Result, created: int) -> dict[str
     if line.form == "row":
         return _row_body(result)
     is_chat = line.form == "chat"
-    only = Choice(
-        0, result.tokens, result.text, result.finish_reason, result.stop_reason, result.logprobs
-    )
     choice = _chat_choice if is_chat else _completion_choice
     body: dict[str, Any] = {
         "id": name.replace("batch_req", "chatcmpl" if is_chat else "cmpl", 1),
         "object": "chat.completion" if is_chat else "text_completion",
         "created": created,
         "model": result.provenance.model if result.provenance else "",
-        "choices": [choice(each, line) for each in result.choices or [only]],
+        "choices": [choice(each, line) for each in result.all_choices],
         "usage": result.usage,
     }
     if result.prompt_logprobs is not None:

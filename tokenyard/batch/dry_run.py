@@ -13,6 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from tokenyard.batch.answers import LineError
 from tokenyard.batch.input_scan import scan_input
 from tokenyard.batch.lines import BadLine
 from tokenyard.batch.requests import check_params, line_request, read_input
@@ -28,14 +29,6 @@ from tokenyard.yard.snapshot import YardView
 _BURST: Final = 256
 #: Invalid lines in the report; the others are only counted.
 _MOST_FAULTS: Final = 100
-
-
-class LineFault(Struct, frozen=True):
-    """An invalid line."""
-
-    line: int
-    code: str
-    message: str
 
 
 class TokenCount(Struct):
@@ -64,7 +57,7 @@ class Report(Struct, kw_only=True):
     lines: int
     good: int = 0
     bad: int = 0
-    faults: list[LineFault] = []
+    faults: list[LineError] = []
     codes: dict[str, int] = {}  # bad lines by code
     forms: dict[str, int] = {}  # valid lines by the form of their answer
     tokens: TokenCount | None = None  # None without a tokenizer
@@ -83,7 +76,7 @@ class Report(Struct, kw_only=True):
         self.bad += 1
         self.codes[code] = self.codes.get(code, 0) + 1
         if len(self.faults) < _MOST_FAULTS:
-            self.faults.append(LineFault(line, code, message))
+            self.faults.append(LineError(code, message, line))
 
 
 _CHATS: Final = "of chats only the texts are counted, without the chat template"

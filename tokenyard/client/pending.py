@@ -18,7 +18,6 @@ from tokenyard.client.durability import Durability
 from tokenyard.client.tokenization import Detokenizer, LocalText, local_text_of
 from tokenyard.protocol.errors import RequestFailed, TokenyardError, WaitTimeout
 from tokenyard.protocol.replies import (
-    Choice,
     Delta,
     Reply,
     Result,
@@ -284,9 +283,8 @@ class DeltaCursor:
         return delta if text is delta.text else msgspec.structs.replace(delta, text=text)
 
     def _tail(self, result: Result) -> Iterator[Delta]:
-        whole = Choice(0, result.tokens, result.text, logprobs=result.logprobs)
         seq = self.pending.published
-        for choice in result.choices or [whole]:
+        for choice in result.all_choices:
             shown = self._choice(choice.index)
             tokens = choice.tokens[shown.tokens :]
             text = choice.text[shown.text :] if choice.text is not None else None

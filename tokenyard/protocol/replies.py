@@ -159,6 +159,12 @@ class Result(Struct, frozen=True, kw_only=True, gc=False):
         """Whether the request completed."""
         return self.status == "completed"
 
+    @property
+    def all_choices(self) -> list[Choice]:
+        """Its choices, also the only one where n is 1."""
+        ended = self.finish_reason, self.stop_reason
+        return self.choices or [Choice(0, self.tokens, self.text, *ended, self.logprobs)]
+
 
 _frame_decoder = msgspec.msgpack.Decoder(list[Reply])
 _encode_msgpack = msgspec.msgpack.Encoder().encode
