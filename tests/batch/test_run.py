@@ -14,16 +14,16 @@ from tests.batch.conftest import Job, WriteLines, bad, completion, objects, zstd
 from tests.support.processes import Plant
 from tests.support.servers import free_port
 from tokenyard.batch import (
+    Batch,
     BatchBroken,
     BatchState,
     OutputInUse,
-    Progress,
     UnreadableFile,
     stream_batch,
 )
 from tokenyard.batch.progress import LineCount
 from tokenyard.batch.runner import Runner
-from tokenyard.batch.state import Batch, BatchUsage, RequestCounts, load_state
+from tokenyard.batch.state import RequestCounts, load_state
 from tokenyard.cli.batch.run import _shown
 from tokenyard.protocol.errors import InvalidRequest, NoCoordinator, SettingsError
 
@@ -148,8 +148,8 @@ def test_a_job_fails_that_has_lost_an_answer(job: Job) -> None:
     # Given a file that loses its last line just before the job ends
     job.run([completion(number) for number in range(5)])
 
-    def lose(progress: Progress) -> None:
-        if progress.status == "finalizing":
+    def lose(batch: Batch) -> None:
+        if batch.status == "finalizing":
             lines = job.target.read_bytes().splitlines(keepends=True)
             job.target.write_bytes(b"".join(lines[:-1]))
 
@@ -223,7 +223,7 @@ def test_errors_run_again_on_request(job: Job) -> None:
 def test_a_second_process_on_one_output_is_refused(job: Job) -> None:
     faults: list[Exception] = []
 
-    def meddle(_: Progress) -> None:
+    def meddle(_: Batch) -> None:
         with pytest.raises(OutputInUse) as caught:
             job.run()
         faults.append(caught.value)
@@ -250,10 +250,10 @@ def test_a_job_without_a_yard_fails_and_can_be_resumed(plant: Plant, job: Job) -
 
 
 def test_progress_is_reported_until_the_end(job: Job) -> None:
-    told: list[Progress] = []
+    told: list[Batch] = []
     job.run([completion(number) for number in range(10)], on_progress=told.append)
     assert [each.status for each in told][-1] == "completed"
-    assert told[-1].counts.done == 10
+    assert told[-1].request_counts.done == 10
 
 
 async def _collect(lines: Any, plant: Plant, **options: Any) -> list[dict[str, Any]]:
@@ -277,8 +277,14 @@ def test_a_bar_shows_its_numbers_at_80_columns() -> None:
     text = io.StringIO()
     console = Console(file=text, width=80, force_terminal=True)
     counts = RequestCounts(total=200_000, completed=4909, failed=12)
-    batch = Batch(id="batch_1", status="in_progress", request_counts=counts)
+    batch = Batch(
+        id="batch_1",
+        status="in_progress",
+        request_counts=counts,
+        lines_per_s=1234.5,
+        eta_s=3700.0,
+    )
     with _shown(console) as tell:
-        tell(Progress(batch.id, "in_progress", counts, 1234.5, 3700.0, BatchUsage(), batch))
+        tell(batch)
     plain = re.sub(r"\x1b\[[\d;?]*\w", "", text.getvalue())
     assert "4921/200000 1234.5 lines/s, 1:01:40 left, 12 errors 0:00:0" in plain

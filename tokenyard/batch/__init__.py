@@ -17,19 +17,18 @@ if TYPE_CHECKING:
     from tokenyard.batch.api import BatchOptions, run_batch, stream_batch
     from tokenyard.batch.files import UnreadableFile
     from tokenyard.batch.outputs import OutputInUse
-    from tokenyard.batch.progress import Progress
     from tokenyard.batch.rq.jobs import BatchJob, UnknownJob, submit_batch
     from tokenyard.batch.runner import BatchBroken
-    from tokenyard.batch.state import BatchSpec, BatchState, RequestCounts
+    from tokenyard.batch.state import Batch, BatchSpec, BatchState, RequestCounts
 
 __all__ = [
+    "Batch",
     "BatchBroken",
     "BatchJob",
     "BatchOptions",
     "BatchSpec",
     "BatchState",
     "OutputInUse",
-    "Progress",
     "RequestCounts",
     "UnknownJob",
     "UnreadableFile",
@@ -43,9 +42,8 @@ _MODULES = {
     "files": ("UnreadableFile",),
     "rq.jobs": ("BatchJob", "UnknownJob", "submit_batch"),
     "outputs": ("OutputInUse",),
-    "progress": ("Progress",),
     "runner": ("BatchBroken",),
-    "state": ("BatchSpec", "BatchState", "RequestCounts"),
+    "state": ("Batch", "BatchSpec", "BatchState", "RequestCounts"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

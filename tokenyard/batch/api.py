@@ -13,10 +13,9 @@ from typing import Any, TypedDict, Unpack
 import msgspec
 
 from tokenyard.batch.files import NumberedLine, read_lines
-from tokenyard.batch.progress import Progress
 from tokenyard.batch.requests import LineRequest, line_request, output_for
 from tokenyard.batch.runner import Runner
-from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, BatchSpec, BatchState, new_id
+from tokenyard.batch.state import DEFAULT_RESULT_TTL_S, Batch, BatchSpec, BatchState, new_id
 from tokenyard.client.aio import AsyncClient
 from tokenyard.client.options import Item, SharedOptions
 from tokenyard.protocol.keys import PriorityClass
@@ -69,14 +68,14 @@ def run_batch(
     yard: str = "main",
     overwrite: bool = False,
     retry_errors: bool = False,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[Batch], None] = lambda _: None,
     **options: Unpack[BatchOptions],
 ) -> BatchState:
     """Run a file of requests, or a table, to the end; call it again to continue where it stopped.
 
-    ``overwrite`` starts over; ``retry_errors`` runs lines with an error again. The returned
-    state has ``status`` and ``counts``. Raises `SettingsError`, `UnreadableFile`,
-    `InvalidRequest` for bad ``params``, `NoCoordinator`...
+    ``overwrite`` starts over; ``retry_errors`` runs lines with an error again. ``on_progress`` gets
+    the batch object about once a second. The returned state has ``status`` and ``counts``. Raises
+    `SettingsError`, `UnreadableFile`, `InvalidRequest` for bad ``params``, `NoCoordinator`...
     """
     runner = Runner(redis_url, yard, spec_of(input, output, options), on_progress=on_progress)
     return runner.run(overwrite=overwrite, retry=new_id() if retry_errors else "")

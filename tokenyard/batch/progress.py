@@ -1,16 +1,15 @@
-"""How far a job is: its counts, its pace, and what the yard's leader shows to Prometheus."""
+"""The pace of a job, and what the yard's leader shows of it to Prometheus."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from dataclasses import dataclass
 from typing import Final
 
 import redis
 
 from tokenyard import clock
-from tokenyard.batch.state import Batch, BatchUsage, RequestCounts, Status
+from tokenyard.batch.state import RequestCounts
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.keys import LINE_STATES, Keys
 
@@ -20,19 +19,6 @@ _SAMPLE_S: Final = 0.5
 _PATIENCE_S: Final = 2.0
 
 _log = logging.getLogger("tokenyard.batch")
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a job at one moment."""
-
-    id: str
-    status: Status
-    counts: RequestCounts
-    per_s: float  # lines a second over the last half minute
-    eta_s: float | None  # None while it is not known
-    usage: BatchUsage
-    batch: Batch  # all of it, as the batch object
 
 
 class LineRate:

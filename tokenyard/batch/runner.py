@@ -16,10 +16,10 @@ from tokenyard.batch.files import UnreadableFile
 from tokenyard.batch.input_scan import id_of
 from tokenyard.batch.opening import OpenJob, check_same, open_job
 from tokenyard.batch.outputs import FLUSH_EVERY_S
-from tokenyard.batch.progress import LineCount, LineRate, Progress
+from tokenyard.batch.progress import LineCount, LineRate
 from tokenyard.batch.requests import check_params, read_input
 from tokenyard.batch.rows import read_answers
-from tokenyard.batch.state import BatchSpec, BatchState, InputMark, Status, load_state
+from tokenyard.batch.state import Batch, BatchSpec, BatchState, InputMark, Status, load_state
 from tokenyard.batch.tables import check_target, write_table
 from tokenyard.broker.connection import connected
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S
@@ -46,7 +46,7 @@ class Runner:
         spec: BatchSpec,
         *,
         asking: AskingFactory | None = None,
-        on_progress: Callable[[Progress], None] = lambda _: None,
+        on_progress: Callable[[Batch], None] = lambda _: None,
         is_cancelled: Callable[[], bool] = lambda: False,
         connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
     ) -> None:
@@ -250,10 +250,7 @@ class Runner:
         per_s = self._rate.per_s(state.counts.done)
         left = state.counts.total - state.counts.done
         eta_s = left / per_s if per_s > 0 else None
-        batch = state.as_batch(per_s, eta_s)
-        self._on_progress(
-            Progress(state.id, state.status, state.counts, per_s, eta_s, state.usage, batch)
-        )
+        self._on_progress(state.as_batch(per_s, eta_s))
 
 
 def _summary(job: OpenJob) -> str:

@@ -17,11 +17,10 @@ from rq.timeouts import JobTimeoutException
 
 from tokenyard.batch.asking import PATIENCE_S, AskingFactory, WaitsForLimit, by_client
 from tokenyard.batch.outputs import OutputInUse
-from tokenyard.batch.progress import Progress
 from tokenyard.batch.rq.jobs import CANCEL_FIELD, BatchQueue, JobOrder
 from tokenyard.batch.rq.schedule import next_time, now, spec_at
 from tokenyard.batch.runner import Runner
-from tokenyard.batch.state import BatchSpec
+from tokenyard.batch.state import Batch, BatchSpec
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, SettingsError, TokenyardError
 from tokenyard.telemetry.logs import HarmlessFormatter
@@ -151,12 +150,12 @@ class _Try:
             raise StopIgnored
         return bool(self._job.connection.hexists(self._job.key, CANCEL_FIELD))
 
-    def _update(self, progress: Progress) -> None:
+    def _update(self, batch: Batch) -> None:
         """Store the progress; called by two threads."""
-        self._job.meta |= msgspec.to_builtins(progress.batch)
+        self._job.meta |= msgspec.to_builtins(batch)
         self._save_meta()
         # Retries count from the last progress, because a long job may lose many workers.
-        done = progress.counts.done
+        done = batch.request_counts.done
         if done > self._done_before and self._order.retries:
             self._done_before = done
             self._job.retries_left = self._order.retries

@@ -11,17 +11,15 @@ from typing import Any, Final
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column as RichColumn
 from rich.table import Table
 
 from tokenyard import clock
 from tokenyard.batch.api import spec_of
 from tokenyard.batch.dry_run import Fleet, Report, dry_run
-from tokenyard.batch.progress import Progress
 from tokenyard.batch.runner import Runner
-from tokenyard.batch.state import BatchSpec, BatchState, CodeCount, new_id
+from tokenyard.batch.state import Batch, BatchSpec, BatchState, CodeCount, new_id
 from tokenyard.cli.batch.options import file_errors_in_one_line, spec_options
 from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import HarmlessConsole, plain_console, say
@@ -39,7 +37,7 @@ _ERROR_COLUMNS: Final[Columns[CodeCount]] = {
     Column("Lines", is_number=True): lambda one: one.lines,
     Column("First line", is_number=True): lambda one: str(one.first_line),
 }
-Tell = Callable[[Progress], None]
+Tell = Callable[[Batch], None]
 
 
 @click.command(cls=PlainCommand, short_help="Run a file of requests here.")
@@ -89,23 +87,23 @@ def run(
         with file_errors_in_one_line(ctx):
             is_valid = check_file(choice, spec, tokenizer, prints_json=as_json)
         ctx.exit(Exit.OK if is_valid else Exit.FAILED)
-    seen: list[Progress] = []
+    seen: list[Batch] = []
     with (
         file_errors_in_one_line(ctx),
         Interrupts(),
         _shown(HarmlessConsole(stderr=True, highlight=False)) as tell,
     ):
 
-        def follow(progress: Progress) -> None:
-            seen[:] = [progress]
-            tell(progress)
+        def follow(batch: Batch) -> None:
+            seen[:] = [batch]
+            tell(batch)
 
         runner = Runner(url_of(choice), choice.yard, spec, on_progress=follow)
         try:
             retry = new_id() if retry_errors else ""
             state = runner.run(overwrite=overwrite, retry=retry)
         except Interrupted as signalled:
-            counts = seen[0].counts if seen else None
+            counts = seen[0].request_counts if seen else None
             done = f" with {counts.done} of {counted(counts.total, 'line')} done" if counts else ""
             say(f"Stopped{done}; the same command continues from here.", err=True)
             ctx.exit(signalled.status)
@@ -138,18 +136,18 @@ def _shown(console: Console) -> Iterator[Tell]:
         TextColumn("{task.fields[pace]}"),
         TimeElapsedColumn(),
     )
-    with Bar(*columns, console=console, expand=True) as bar:
+    with Progress(*columns, console=console, expand=True) as bar:
         task = bar.add_task("validating", total=None, pace="")
 
-        def tell(progress: Progress) -> None:
-            counts = progress.counts
+        def tell(batch: Batch) -> None:
+            counts = batch.request_counts
             failed = f", {counted(counts.failed, 'error')}" if counts.failed else ""
             bar.update(
                 task,
-                description=progress.status,
+                description=batch.status,
                 total=counts.total,
                 completed=counts.done,
-                pace=_pace(progress) + failed,
+                pace=_pace(batch) + failed,
             )
 
         yield tell
@@ -163,24 +161,24 @@ class _Lines:
         self._status = ""
         self._said_at = 0.0
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, batch: Batch) -> None:
         now = clock.monotonic()
-        if progress.status == self._status and now - self._said_at < _SAY_EVERY_S:
+        if batch.status == self._status and now - self._said_at < _SAY_EVERY_S:
             return
-        self._status, self._said_at = progress.status, now
-        counts = progress.counts
+        self._status, self._said_at = batch.status, now
+        counts = batch.request_counts
         self._console.print(
-            f"{progress.status}: {counts.done} of {counted(counts.total, 'line')},"
-            f" {counted(counts.failed, 'error')}, {_pace(progress)}",
+            f"{batch.status}: {counts.done} of {counted(counts.total, 'line')},"
+            f" {counted(counts.failed, 'error')}, {_pace(batch)}",
             markup=False,
         )
 
 
-def _pace(progress: Progress) -> str:
-    pace = f"{progress.per_s:.1f} lines/s"
-    if progress.eta_s is None:
+def _pace(batch: Batch) -> str:
+    pace = f"{batch.lines_per_s or 0.0:.1f} lines/s"
+    if batch.eta_s is None:
         return pace
-    return f"{pace}, {datetime.timedelta(seconds=int(progress.eta_s))} left"
+    return f"{pace}, {datetime.timedelta(seconds=int(batch.eta_s))} left"
 
 
 # `tokenyard batch run --dry-run`: check a file only.
