@@ -23,11 +23,10 @@ from gateway.http.board import ROOT as BOARD
 from gateway.http.board import is_of_board
 from gateway.http.errors import GatewayError, as_json, unavailable
 from gateway.http.incoming import Bodies
-from gateway.http.open_answer import OpenAnswer, stopping
 from gateway.http.openapi import OpenApiDocument
 from gateway.http.principal import PrincipalLookup
 from gateway.http.routes import Call, Endpoint, Router, Routes
-from gateway.http.sse import send_body, send_error
+from gateway.http.sse import OpenAnswer, send_body, send_error, stopping
 from gateway.listing import ModelList
 from gateway.metrics import OTHER, GatewayMetrics
 from gateway.models import ModelWatch

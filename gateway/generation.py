@@ -10,7 +10,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.frontend.media import MAX_FORM_BYTES
 from gateway.frontend.models import STATE, FrontEnds
-from gateway.http.body_errors import BodyErrors
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.incoming import (
     BODY,
@@ -29,7 +28,7 @@ from gateway.http.incoming import (
 from gateway.http.principal import Principal
 from gateway.http.records import Records, durable_id, fingerprint
 from gateway.http.routes import Call, Register, Routes
-from gateway.http.sse import Answer
+from gateway.http.sse import Answer, BodyErrors
 from gateway.listing import find_model
 from gateway.models import ModelWatch
 from gateway.queue.calls import Command

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import socket
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import uvloop
 
+from gateway.http.anthropic import error_body, is_of_messages
+from gateway.http.errors import GatewayError
+from tokenyard.process.http_connection import BoundedConnection
 from tokenyard.process.http_server import HttpServer, address, exit_after, listen
 from tokenyard.process.program import Exit
 from tokenyard.protocol.gateway_settings import GatewaySettings
@@ -48,7 +52,6 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     from gateway.frontend.fetching import MediaFetcher
     from gateway.frontend.models import FrontEnds
     from gateway.http.board import open_board
-    from gateway.http.connection import GatewayConnection
     from gateway.models import ModelWatch
     from gateway.queue.health import YardHealth
     from gateway.queue.yard import YardQueue
@@ -97,6 +100,18 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         await queue.stop()
         if board is not None:
             board.close()
+
+
+class GatewayConnection(BoundedConnection):
+    """Refuses in the form of the endpoint, if its name has come."""
+
+    content_type = b"application/json"
+
+    def refusal(self, status: int, message: str) -> bytes:
+        """An error as OpenAI's or Anthropic's clients expect it."""
+        if is_of_messages(self.url.partition(b"?")[0].decode("latin-1")):
+            return error_body(status, message, secrets.token_hex(16))
+        return GatewayError(status, message).body()
 
 
 async def _stop_on_signal(

@@ -144,18 +144,15 @@ AnyObject = dict[str, Any]
 Order = Annotated[Literal["asc", "desc"], Query()]
 After = Annotated[str | None, Query(description="The id behind which the page begins.")]
 Limit = Annotated[int, Query(ge=1, le=100)]
-FileId = Annotated[str, Path(pattern="^file-[0-9a-f]{32}$")]
-BatchId = Annotated[str, Path(pattern="^batch_[0-9a-f]{32}$")]
 Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=MAX_KEY)]
 
 EventId = Annotated[str | None, Header(alias="Last-Event-ID", pattern="^[0-9a-f]{32}:[0-9]{1,9}$")]
-ResponseId = Annotated[str, Path(pattern="^resp_[0-9a-f]{32}$")]
 #: By the name of the path's parameter.
 PATH_PARAMETERS: Final[dict[str, Any]] = {
     "model": Annotated[str, Path(min_length=1)],
-    "file_id": FileId,
-    "batch_id": BatchId,
-    "response_id": ResponseId,
+    "file_id": Annotated[str, Path(pattern="^file-[0-9a-f]{32}$")],
+    "batch_id": Annotated[str, Path(pattern="^batch_[0-9a-f]{32}$")],
+    "response_id": Annotated[str, Path(pattern="^resp_[0-9a-f]{32}$")],
 }
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from typing import Any, Final
+from typing import Final
 
 from starlette.types import Message, Send
 
-from gateway.http.errors import GatewayError, as_json
+from gateway.http.errors import GatewayError, as_json, message_of
 
 PATH: Final = "/v1/messages"
 _TYPES: Final = {
@@ -21,6 +20,7 @@ _TYPES: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_UNKNOWN: Final = "the request failed"
 _EVENT: Final = b"event: error\n"
 
 
@@ -49,7 +49,7 @@ def error_event(event: bytes, error: GatewayError | None, request_id: str) -> by
         return event
     if error is None:
         text = event.partition(b"data: ")[2]
-        error = GatewayError(500, _message_of(text))
+        error = GatewayError(500, message_of(text) or _UNKNOWN)
     return _EVENT + b"data: " + error_body(error.status, error.message, request_id)
 
 
@@ -81,17 +81,9 @@ class MessagesAnswer:
                 await self._refuse(self._refusal)
 
     async def _refuse(self, head: Message) -> None:
-        body = error_body(head["status"], _message_of(self._text), self._request_id)
+        message = message_of(self._text) or _UNKNOWN
+        body = error_body(head["status"], message, self._request_id)
         kept = [one for one in head["headers"] if one[0] != b"content-length"]
         length = (b"content-length", b"%d" % len(body))
         await self._send({**head, "headers": [*kept, length]})
         await self._send({"type": "http.response.body", "body": body})
-
-
-def _message_of(text: bytes) -> str:
-    """The message of an error in OpenAI's form, or in vLLM's."""
-    try:
-        read: Any = json.loads(text)
-        return str(read["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return "the request failed"

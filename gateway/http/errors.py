@@ -62,6 +62,15 @@ def as_json(body: dict[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
+def message_of(body: bytes) -> str:
+    """The message of an error in OpenAI's form, or in vLLM's; "" where it has none."""
+    try:
+        read: Any = json.loads(body)
+        return str(read["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return ""
+
+
 def invalid(name: str, message: str) -> GatewayError:
     """The error of one field, header or parameter that cannot be used: status 400."""
     return GatewayError(400, f"{name}: {message}", param=name)

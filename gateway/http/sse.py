@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+import random
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from starlette.types import Message, Send
 
 from gateway.http.anthropic import error_event, is_of_messages
 from gateway.http.context import RequestContext
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, message_of, unavailable
 from tokenyard import clock
+
+log = logging.getLogger("tokenyard.gateway")
 
 #: Without a blank line, which the SDKs of OpenAI and Anthropic take for the end of an event.
 KEEP_ALIVE: Final = b": keep-alive\n"
+#: What a stream that another gateway can continue ends with. Clients of server-sent events read
+#: from it when to ask again. Without a blank line, as in `KEEP_ALIVE`.
+HINT: Final = b": this gateway is stopping; ask again with Last-Event-ID\nretry: %d\n"
+#: The clients of a gateway lose their streams together and should not come back together.
+_RETRY_MS: Final = (500, 1500)
 Headers = Iterable[tuple[bytes, bytes]]
 
 
@@ -43,17 +52,13 @@ class Answer:
         self._held: list[Message] = []  # head and body of a stream, until the ticket is decided
         self._is_stream = False
         self._is_held = False
-        self._is_replaced = False
+        #: Whether the answer is an error of the gateway's instead of the app's.
+        self.is_replaced = False
         self._rest = b""
         self._number = 0
         self._was_silent = True
         self._lock = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
-
-    @property
-    def is_replaced(self) -> bool:
-        """Whether the answer is an error of the gateway's instead of the app's."""
-        return self._is_replaced
 
     async def send(self, message: Message) -> None:
         """Take a message from the app."""
@@ -64,7 +69,7 @@ class Answer:
                 self._held.append(message)
                 if self._context.ticket.decided.is_set() or not message.get("more_body", False):
                     await self._release()
-            elif not self._is_replaced:
+            elif not self.is_replaced:
                 await self._pass_on(message)
 
     async def _take_head(self, head: Message) -> None:
@@ -85,7 +90,7 @@ class Answer:
         await self._context.ticket.decided.wait()
         async with self._lock:
             await self._release()
-        while not self._is_replaced:
+        while not self.is_replaced:
             self._was_silent = True
             await clock.pause(self._keep_alive_s)
             async with self._lock:
@@ -145,7 +150,7 @@ class Answer:
         return error_event(event, self._context.ticket.error, self._context.durable_id)
 
     async def _refuse(self, error: GatewayError) -> None:
-        self._is_replaced = True
+        self.is_replaced = True
         await send_error(self._send, error, self._context.headers())
 
     async def close(self) -> None:
@@ -156,6 +161,78 @@ class Answer:
     def _stop_following(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
+
+
+class BodyErrors:
+    """The `send` of vLLM's app, whose validation answers 500 to what it does not expect.
+
+    Until the queue is asked, an answer depends on the body alone: to ask again does not help.
+    """
+
+    def __init__(self, send: Send, path: str, was_asked: Callable[[], bool]) -> None:
+        self._send = send
+        self._path = path
+        self._was_asked = was_asked
+        self._text = b""
+        self.is_replaced = False
+
+    async def send(self, message: Message) -> None:
+        """Take a message from the app."""
+        if message["type"] == "http.response.start":
+            self.is_replaced = message["status"] == 500 and not self._was_asked()
+        if not self.is_replaced:
+            await self._send(message)
+        elif message["type"] == "http.response.body":
+            self._text += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._refuse()
+
+    async def _refuse(self) -> None:
+        why = message_of(self._text) or "it has a value that was not expected"
+        log.warning("vLLM's front end failed at a body for %s: %s", self._path, why)
+        message = f"the body cannot be rendered to a prompt: {why}"
+        await send_error(self._send, GatewayError(400, message))
+
+
+class OpenAnswer:
+    """The `send` of one request, between the application and the server."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_begun = False
+        self._is_stream = False
+        self._is_over = False
+
+    async def send(self, message: Message) -> None:
+        """Take a message from the application; after `interrupt` it is dropped."""
+        if self._is_over:
+            return
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            kind = dict(message.get("headers", ())).get(b"content-type", b"")
+            self._is_stream = kind.startswith(b"text/event-stream")
+        else:
+            self._is_over = not message.get("more_body", False)
+        await self._send(message)
+
+    async def interrupt(self) -> None:
+        """End the answer now: one that has not begun with 503, a stream with `HINT`.
+
+        A stream gets no last chunk: that would say that it is whole.
+        """
+        if self._is_over:
+            return
+        self._is_over = True
+        if not self.has_begun:
+            await send_error(self._send, stopping())
+        elif self._is_stream:
+            hint = HINT % random.randint(*_RETRY_MS)
+            await self._send({"type": "http.response.body", "body": hint, "more_body": True})
+
+
+def stopping() -> GatewayError:
+    """The error for requests that a stopping gateway does not answer."""
+    return unavailable("this gateway is stopping; another one may serve")
 
 
 async def send_error(send: Send, error: GatewayError, headers: Headers = ()) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from gateway.http.context import RequestContext, Ticket
 from gateway.http.errors import GatewayError, of_result
-from gateway.http.open_answer import HINT
-from gateway.http.sse import KEEP_ALIVE, Answer
+from gateway.http.sse import HINT, KEEP_ALIVE, Answer
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import ErrorInfo
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from gateway.http.body_errors import BodyErrors
 from gateway.http.errors import GatewayError
 from gateway.http.incoming import (
     MAX_DEPTH,
@@ -23,6 +22,7 @@ from gateway.http.incoming import (
     refuse_beam_search,
     with_file_urls,
 )
+from gateway.http.sse import BodyErrors
 from gateway.queue.calls import Broker
 from gateway.queue.yard import YardQueue
 from tests.support.builders import make_request

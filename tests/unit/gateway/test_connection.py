@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from gateway.http.connection import GatewayConnection
 from gateway.http.incoming import Bodies
+from gateway.server import GatewayConnection
 from tokenyard.process.http_connection import BYTES_PER_S, MAX_HEAD_BYTES, bounded
 from tokenyard.protocol.gateway_settings import GatewaySettings
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http.open_answer import OpenAnswer
+from gateway.http.sse import OpenAnswer
 from tests.unit.gateway.test_answer import Connection, body
 
 EVENT = b"id: %s:1\ndata: {}\n\n" % (b"0" * 32)
