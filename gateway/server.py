@@ -14,6 +14,7 @@ import uvloop
 
 from gateway.http.anthropic import error_body, is_of_messages
 from gateway.http.errors import GatewayError
+from tokenyard.broker.tasks import first_of
 from tokenyard.process.http_connection import BoundedConnection
 from tokenyard.process.http_server import HttpServer, address, exit_after, listen
 from tokenyard.process.program import Exit
@@ -135,19 +136,11 @@ async def _stop_on_signal(
     exit_after(settings.grace_s + _EXIT_S, Exit.OK)
     app.drain()
     probes.stopping()
-    if await _drained(app, settings.grace_s, hurry):
+    await first_of(app.drained(settings.grace_s), hurry.wait())
+    if hurry.is_set():
         log.info("stopping immediately")
         exit_after(_EXIT_S, Exit.OK)
     await app.interrupt(_CUT_S)
     server.cut()
     await app.drained(_CUT_S)
     server.should_exit = server.force_exit = True
-
-
-async def _drained(app: Gateway, grace_s: float, hurry: asyncio.Event) -> bool:
-    """Wait until no answer is under way; whether that was cut short by a second signal."""
-    waits = [asyncio.create_task(app.drained(grace_s)), asyncio.create_task(hurry.wait())]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for one in waits:
-        one.cancel()
-    return hurry.is_set()

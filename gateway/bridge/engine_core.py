@@ -21,6 +21,7 @@ from msgspec import Struct
 from zmq.utils.monitor import recv_monitor_message
 
 from tokenyard import clock
+from tokenyard.broker.tasks import first_of
 
 #: The versions of vLLM whose front ends have been tried.
 KNOWN: Final = ("0.31.", "0.32.", "0.33.")
@@ -245,15 +246,9 @@ class Watched:
     async def receive(self, message: Awaitable[T]) -> T:
         """What a read brings; raises `FrontGone` where the peer goes first."""
         reading = asyncio.ensure_future(message)
-        going = asyncio.create_task(self.until(zmq.EVENT_DISCONNECTED))
-        try:
-            await asyncio.wait([reading, going], return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                raise FrontGone
-            return reading.result()
-        finally:
-            reading.cancel()
-            going.cancel()
+        if reading not in await first_of(reading, self.until(zmq.EVENT_DISCONNECTED)):
+            raise FrontGone
+        return reading.result()
 
     def close(self) -> None:
         """Close it; what was sent still leaves."""
@@ -312,13 +307,7 @@ class Channel:
 
     async def until_gone(self) -> None:
         """Wait until the front end has closed the socket, or has left too much unread."""
-        closed = asyncio.create_task(self._input.until(zmq.EVENT_DISCONNECTED))
-        stuck = asyncio.create_task(self._is_stuck.wait())
-        try:
-            await asyncio.wait([closed, stuck], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            closed.cancel()
-            stuck.cancel()
+        await first_of(self._input.until(zmq.EVENT_DISCONNECTED), self._is_stuck.wait())
 
     def send(self, outputs: Sequence[Any], finished: Sequence[str] | None = None) -> None:
         """Send what a step has made, which is never nothing: vllm-rs would die of it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.bridge import engine_core
 from gateway.bridge.engine_core import Addresses, Channel, FrontGone
-from tokenyard.broker.tasks import BackgroundLoop
+from tokenyard.broker.tasks import BackgroundLoop, first_of
 
 if TYPE_CHECKING:
     from gateway.bridge.bridge import Bridge
@@ -73,19 +73,16 @@ class FrontEnd:
             self._bridge.front_ends += 1
             self.is_served = True
             log.info("the front end at %s has its engine", self.address)
-            gone = [asyncio.create_task(channel.until_gone()) for channel in channels]
+            gone = (channel.until_gone() for channel in channels)
             taking = [asyncio.create_task(self._take(channel)) for channel in channels]
             try:
-                await asyncio.wait([*gone, *taking], return_when=asyncio.FIRST_COMPLETED)
-                for task in taking:
-                    if task.done():
-                        task.result()
+                ended = await first_of(*gone, *taking)
+                for task in ended.intersection(taking):
+                    task.result()
                 raise FrontGone
             finally:
                 self.is_served = False
                 self._bridge.front_ends -= 1
-                for task in (*gone, *taking):
-                    task.cancel()
         except FrontGone:
             log.warning("the front end at %s is gone", self.address)
             for channel in channels:

@@ -17,6 +17,7 @@ from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import inner_scope, replay
 from gateway.responses.options import PATH
 from gateway.responses.tap import Body, ResponseTap, failure
+from tokenyard.broker.tasks import first_of
 
 if TYPE_CHECKING:
     from gateway.frontend.models import FrontEnds
@@ -163,15 +164,11 @@ async def _fault_of(call: Coroutine[Any, Any, None]) -> Exception | None:
 async def _run_until(call: Coroutine[Any, Any, None], event: asyncio.Event) -> None:
     """Run a call until it ends or something has happened; raises the call's error."""
     running = asyncio.create_task(call)
-    waiting = asyncio.create_task(event.wait())
     try:
-        await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
-        if not event.is_set():
-            await running
+        if running in await first_of(running, event.wait()) and not event.is_set():
+            running.result()
     finally:
-        running.cancel()
-        waiting.cancel()
-        await asyncio.gather(running, waiting, return_exceptions=True)
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def _ignore(_: Message) -> None:

@@ -1,4 +1,4 @@
-"""Tasks that talk to the server: loops that no error ends, and the end of a task."""
+"""Tasks that talk to the server: loops that no error ends, and the end of tasks."""
 
 from __future__ import annotations
 
@@ -54,6 +54,19 @@ class BackgroundLoop:
             else:
                 self._fault = ""
                 self._outage.over()
+
+
+async def first_of(*works: Awaitable[Any]) -> set[asyncio.Future[Any]]:
+    """Wait until one of some tasks or coroutines has ended, and cancel the others.
+
+    Returns those that have ended, perhaps by an error.
+    """
+    running: list[asyncio.Future[Any]] = [asyncio.ensure_future(work) for work in works]
+    try:
+        return (await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED))[0]
+    finally:
+        for one in running:
+            one.cancel()
 
 
 async def end_task(task: asyncio.Task[Any], within_s: float = BLOCK_MARGIN_S) -> None:
