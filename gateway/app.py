@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
@@ -21,7 +21,7 @@ from gateway.frontend.models import FrontEnds
 from gateway.http.anthropic import MessagesAnswer, is_of_messages
 from gateway.http.board import ROOT as BOARD
 from gateway.http.board import is_of_board
-from gateway.http.errors import GatewayError, as_json, unavailable
+from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import Bodies
 from gateway.http.openapi import OpenApiDocument
 from gateway.http.principal import PrincipalLookup
@@ -192,13 +192,12 @@ class Gateway:
     @routes("GET /v1/models", "models", answer="ModelCards")
     async def list_models(self, call: Call) -> None:
         """List the models and adapters that the key may use, loaded or not."""
-        await _send(call, await self._list.all(call.principal.may_use))
+        await call.answer(await self._list.all(call.principal.may_use))
 
     @routes("GET /v1/models/{model:path}", "models", answer="ModelCard")
     async def retrieve_model(self, call: Call) -> None:
         """Describe one model or adapter."""
-        card = await self._list.one(call.params["model"], call.principal.may_use)
-        await _send(call, card)
+        await call.answer(await self._list.one(call.params["model"], call.principal.may_use))
 
     @routes("GET /health", "probes", answer="AnyObject", is_open=True)
     async def health(self, call: Call) -> None:
@@ -206,20 +205,19 @@ class Gateway:
         if self.is_draining:
             raise stopping()
         self._health.check()
-        await _send(call, {})
+        await call.answer({})
 
     @routes("GET /livez", "probes", answer="AnyObject", is_open=True)
     async def livez(self, call: Call) -> None:
         """200 while the process serves."""
         if lost := self._health.lost:
             raise unavailable(lost)
-        await _send(call, {})
+        await call.answer({})
 
     @routes("GET /version", "probes", answer="Versions", is_open=True)
     async def version(self, call: Call) -> None:
         """The versions of vLLM and of Tokenyard."""
-        versions = {"version": self._front_ends.version, "tokenyard": __version__}
-        await _send(call, versions)
+        await call.answer({"version": self._front_ends.version, "tokenyard": __version__})
 
     @routes("GET /metrics", "probes", media_type="text/plain", is_open=True)
     async def metrics_text(self, call: Call) -> None:
@@ -243,7 +241,3 @@ def _named(send: Send, scope: Scope) -> Send:
         return send(message)
 
     return naming if given else send
-
-
-async def _send(call: Call, answer: dict[str, Any]) -> None:
-    await send_body(call.send, 200, as_json(answer))

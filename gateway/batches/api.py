@@ -20,9 +20,7 @@ from gateway.http.errors import GatewayError
 from gateway.http.incoming import Bodies, require_json
 from gateway.http.records import key_reused
 from gateway.http.routes import Call, Handler, Routes
-from gateway.http.sse import send_body
-from gateway.responses.items import as_list, cut
-from gateway.responses.tap import dump
+from gateway.responses.items import as_list, cut, page
 from tokenyard import clock
 from tokenyard.protocol.errors import Code
 
@@ -76,26 +74,25 @@ class BatchesApi:
     async def create_file(self, call: Call) -> None:
         """Store a file."""
         made = await self._upload(call.headers, call.receive, call.principal.tenant)
-        await send_body(call.send, 200, dump(made.as_object()))
+        await call.answer(made.as_object())
 
     @routes("GET /v1/files", "files", answer="FilePage", takes=("file_page",))
     async def list_files(self, call: Call) -> None:
         """List the tenant's files."""
-        listed = await asyncio.to_thread(self._list_files, call.principal.tenant, call.query)
-        await send_body(call.send, 200, listed)
+        listing = asyncio.to_thread(self._list_files, call.principal.tenant, call.query)
+        await call.answer(await listing)
 
     @routes("GET /v1/files/{file_id}", "files", answer="FileObject")
     async def retrieve_file(self, call: Call) -> None:
         """Describe a file."""
-        await send_body(call.send, 200, dump((await self._file(call)).as_object()))
+        await call.answer((await self._file(call)).as_object())
 
     @routes("DELETE /v1/files/{file_id}", "files", answer="Deleted")
     async def delete_file(self, call: Call) -> None:
         """Delete a file that no batch under way reads."""
         file_id = call.params["file_id"]
         await asyncio.to_thread(self._delete, call.principal.tenant, file_id)
-        gone = {"id": file_id, "object": "file", "deleted": True}
-        await send_body(call.send, 200, dump(gone))
+        await call.answer({"id": file_id, "object": "file", "deleted": True})
 
     @routes("GET /v1/files/{file_id}/content", "files", media_type="application/octet-stream")
     async def download_file(self, call: Call) -> None:
@@ -140,7 +137,7 @@ class BatchesApi:
             raise no_file(file_id)
         return found
 
-    def _list_files(self, tenant: str, query: dict[str, str]) -> bytes:
+    def _list_files(self, tenant: str, query: dict[str, str]) -> dict[str, Any]:
         known = list(self._files.list(tenant))
         self._remove(tenant, [one.id for one in known if one.is_expired])
         found = [
@@ -150,7 +147,7 @@ class BatchesApi:
         ]
         found.sort(key=lambda one: (one.created_at, one.id))
         most = _FILES_ON_A_PAGE
-        return as_list(*cut([one.as_object() for one in found], query, most, most))
+        return page([one.as_object() for one in found], query, most, most)
 
     def _remove(self, tenant: str, expired: list[str]) -> None:
         """Remove files that have expired, but those that a batch still reads."""
@@ -189,26 +186,23 @@ class BatchesApi:
         raw = await self._bodies.read(call.receive, client)
         body = (await self._bodies.parse(raw, client)).value
         asked = read_batch(body, client, call.headers.get("idempotency-key"), int(clock.wall()))
-        batch = await asyncio.to_thread(self._create, call.principal, asked)
-        await send_body(call.send, 200, dump(batch))
+        await call.answer(await asyncio.to_thread(self._create, call.principal, asked))
 
     @routes("GET /v1/batches", "batches", answer="BatchPage", takes=("page",))
     async def list_batches(self, call: Call) -> None:
         """List the tenant's batches."""
-        listed = await asyncio.to_thread(self._list_batches, call.principal.tenant, call.query)
-        await send_body(call.send, 200, listed)
+        listing = asyncio.to_thread(self._list_batches, call.principal.tenant, call.query)
+        await call.answer(await listing)
 
     @routes("GET /v1/batches/{batch_id}", "batches", answer="Batch")
     async def retrieve_batch(self, call: Call) -> None:
         """Describe a batch."""
-        batch = await asyncio.to_thread(self._describe, call)
-        await send_body(call.send, 200, dump(batch))
+        await call.answer(await asyncio.to_thread(self._describe, call))
 
     @routes("POST /v1/batches/{batch_id}/cancel", "batches", answer="Batch")
     async def cancel_batch(self, call: Call) -> None:
         """Cancel a batch; lines without a result get an error."""
-        batch = await asyncio.to_thread(self._cancel, call)
-        await send_body(call.send, 200, dump(batch))
+        await call.answer(await asyncio.to_thread(self._cancel, call))
 
     def _create(self, principal: Principal, asked: BatchRecord) -> dict[str, Any]:
         tenant = principal.tenant
@@ -247,7 +241,7 @@ class BatchesApi:
             raise GatewayError(404, message, param="batch_id", kind="invalid_request_error")
         return record
 
-    def _list_batches(self, tenant: str, query: dict[str, str]) -> bytes:
+    def _list_batches(self, tenant: str, query: dict[str, str]) -> dict[str, Any]:
         records = {one.id: one for one in self._records.list(tenant)}
         names = sorted(records, key=lambda name: (records[name].created_at, name))
         shown, has_more = cut([{"id": name} for name in names], query)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +11,7 @@ from starlette.datastructures import Headers
 from gateway.http.errors import GatewayError
 from gateway.queue.yard import YardQueue
 from tokenyard import clock
-from tokenyard.protocol.api_keys import ApiKey, decode_key, key_digest
+from tokenyard.protocol.api_keys import ApiKey, key_digest
 from tokenyard.protocol.keys import PriorityClass, http_client
 
 #: How long a key that was looked up is trusted: so long a revoked one may still be used.
@@ -32,14 +31,8 @@ _TIERS: Final[dict[Any, PriorityClass | None]] = {
 _BEST_FIRST: Final[tuple[PriorityClass, ...]] = ("normal", "low", "high")
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """The one who asks. ``models`` and ``classes`` are None where there is no limit."""
-
-    tenant: str = ""
-    models: frozenset[str] | None = None
-    classes: frozenset[PriorityClass] | None = None
-    stream_interval_ms: int = 0
+class Principal(ApiKey, frozen=True):
+    """The one who asks, as its key says; without keys, one without limits."""
 
     @property
     def client(self) -> str:
@@ -78,6 +71,9 @@ class Principal:
         return self.classes is None or name in self.classes
 
 
+_decode_principal: Final = msgspec.json.Decoder(Principal).decode
+
+
 class PrincipalLookup:
     """Finds the principal of a request by its key."""
 
@@ -109,20 +105,11 @@ class PrincipalLookup:
         principal = None
         if packed is not None:
             with contextlib.suppress(msgspec.DecodeError):
-                principal = _caller_of(decode_key(packed))
+                principal = _decode_principal(packed)
         if len(self._known) >= _MOST_CACHED:
             self._known.clear()
         self._known[digest] = clock.monotonic(), principal
         return principal
-
-
-def _caller_of(key: ApiKey) -> Principal:
-    return Principal(
-        key.tenant,
-        None if key.models is None else frozenset(key.models),
-        None if key.classes is None else frozenset(key.classes),
-        key.stream_interval_ms,
-    )
 
 
 def _key_of(headers: Headers) -> str:

@@ -6,14 +6,15 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, as_json
 from gateway.http.principal import Principal
+from gateway.http.sse import send_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,14 @@ class Call:
         """The headers of the request."""
         return Headers(scope=self.scope)
 
+    async def answer(self, body: dict[str, Any]) -> None:
+        """Answer with JSON."""
+        await send_body(self.send, 200, as_json(body))
+
     @property
     def query(self) -> dict[str, str]:
         """The parameters of its URL; of one that is given twice, the last."""
-        raw = self.scope["query_string"].decode("latin-1")
-        found = parse_qs(raw, keep_blank_values=True, max_num_fields=None)
-        return {name: values[-1] for name, values in found.items()}
+        return dict(QueryParams(self.scope["query_string"]))
 
 
 #: In the order of the header ``Allow``.

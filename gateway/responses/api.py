@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Send
 
-from gateway.http.errors import GatewayError, invalid
+from gateway.http.errors import GatewayError, as_json, invalid
 from gateway.http.incoming import BODY, Bodies, ParsedBody, dumps_in_python, read_event_id
 from gateway.http.routes import Call, Routes
 from gateway.http.sse import Answer, send_body
@@ -26,7 +26,7 @@ from gateway.responses.options import (
 )
 from gateway.responses.rendering import Renderer, replay_context
 from gateway.responses.store import ResponseStore, StoredResponse, not_found
-from gateway.responses.tap import Body, dump
+from gateway.responses.tap import Body
 
 if TYPE_CHECKING:
     from gateway.frontend.models import FrontEnds
@@ -67,7 +67,7 @@ class ResponsesApi:
         try:
             if options.is_background and not options.is_stream:
                 opening = await self._renderer.queue_up(stored, context, headers)
-                await send_body(call.send, 200, dump(opening), context.headers())
+                await send_body(call.send, 200, as_json(opening), context.headers())
             else:
                 answer = self._answer(call.send, context, after)
                 await self._renderer.answer(stored, context, headers, call.receive, answer)
@@ -141,10 +141,10 @@ class ResponsesApi:
     )
     async def retrieve_response(self, call: Call) -> None:
         """Read a response as it is now, or its events."""
-        query, send = call.query, call.send
+        query = call.query
         stored = await self._stored(call)
         if not is_true(query, "stream"):
-            await send_body(send, 200, dump(await self._now(stored)))
+            await call.answer(await self._now(stored))
             return
         if not stored.is_stream:
             raise invalid("stream", "this response was created without `stream` or `background`")
@@ -159,7 +159,7 @@ class ResponsesApi:
         await self._bodies.read(call.receive, stored.client)
         shown = replay_context(stored)
         shown.ticket.accept()  # how the request ended is in the last event
-        answer = self._answer(send, shown, after)
+        answer = self._answer(call.send, shown, after)
         await self._renderer.answer(stored, replay_context(stored), (), call.receive, answer)
 
     async def _now(self, stored: StoredResponse) -> Body:
@@ -179,7 +179,7 @@ class ResponsesApi:
             raise GatewayError(400, "Cannot cancel a synchronous response.", param="response_id")
         if await self._store.status(stored) in ("queued", "in_progress"):
             await self._store.cancel(stored)
-        await send_body(call.send, 200, dump(await self._now(stored)))
+        await call.answer(await self._now(stored))
 
     @routes("DELETE /v1/responses/{response_id}", "responses", answer="Deleted")
     async def delete_response(self, call: Call) -> None:
@@ -188,8 +188,7 @@ class ResponsesApi:
         await self._store.delete(stored)
         if await self._store.status(stored) in ("queued", "in_progress"):
             await self._store.cancel(stored)
-        gone = {"id": stored.id, "object": "response", "deleted": True}
-        await send_body(call.send, 200, dump(gone))
+        await call.answer({"id": stored.id, "object": "response", "deleted": True})
 
     @routes(
         "GET /v1/responses/{response_id}/input_items",
@@ -201,7 +200,7 @@ class ResponsesApi:
         """List the input of a response, earlier turns included."""
         stored = await self._stored(call)
         items = listed(stored.id, json.loads(stored.body)["input"])
-        await send_body(call.send, 200, page(items, call.query))
+        await call.answer(page(items, call.query))
 
     async def _stored(self, call: Call) -> StoredResponse:
         """The response of the path; raises `GatewayError`."""

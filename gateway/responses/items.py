@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
@@ -55,9 +54,9 @@ def _listed(response_id: str, number: int, item: Item) -> Item:
     return full
 
 
-def page(items: list[Item], query: Mapping[str, str]) -> bytes:
-    """One page of a list; raises `GatewayError`."""
-    return as_list(*cut(items, query))
+def page(items: list[Item], query: Mapping[str, str], *bounds: int) -> Item:
+    """One page of a list, see `cut`; raises `GatewayError`."""
+    return as_list(*cut(items, query, *bounds))
 
 
 def cut(
@@ -79,17 +78,15 @@ def cut(
     return ordered[:limit], len(ordered) > limit
 
 
-def as_list(data: list[Item], has_more: bool) -> bytes:
+def as_list(data: list[Item], has_more: bool) -> Item:
     """The list object of OpenAI's API."""
-    return json.dumps(
-        {
-            "object": "list",
-            "data": data,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": data[-1]["id"] if data else None,
-            "has_more": has_more,
-        }
-    ).encode()
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": has_more,
+    }
 
 
 def number_in(query: Mapping[str, str], name: str, default: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from starlette.types import Message, Send
 
 from gateway.http.context import Ticket
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, as_json
 from gateway.responses.store import StoredResponse
 from tokenyard.protocol.errors import Code
 
@@ -78,7 +78,7 @@ class ResponseTap:
         body, self._rest = self._rest, b""
         if self.status == 200 and body != _TO_NOBODY:
             self.final = self._complete(json.loads(body))
-            body = dump(self.final)
+            body = as_json(self.final)
         kept = [one for one in self._head["headers"] if one[0] != b"content-length"]
         length = (b"content-length", b"%d" % len(body))
         await self._send({**self._head, "headers": [*kept, length]})
@@ -102,7 +102,7 @@ class ResponseTap:
             self.opening = content["response"]
         elif event.startswith(_FINAL):
             self.final = content["response"]
-        return kind + b"\ndata: " + dump(content)
+        return kind + b"\ndata: " + as_json(content)
 
     def _complete(self, response: Body) -> Body:
         return response | {
@@ -117,7 +117,7 @@ class ResponseTap:
         response = self.opening | failure(error)
         kind = "response.failed" if response["status"] == "failed" else "response.incomplete"
         content = {"response": response, "sequence_number": self._count, "type": kind}
-        event = f"event: {kind}\ndata: ".encode() + dump(content) + b"\n\n"
+        event = f"event: {kind}\ndata: ".encode() + as_json(content) + b"\n\n"
         await self._send({"type": "http.response.body", "body": event, "more_body": True})
         await self._send({"type": "http.response.body", "body": b""})
 
@@ -128,8 +128,3 @@ def failure(error: GatewayError) -> Body:
         return {"status": "cancelled"}
     code = _CODES.get(str(error.code), "server_error")
     return {"status": "failed", "error": {"code": code, "message": error.message}}
-
-
-def dump(content: Body) -> bytes:
-    """JSON as vLLM writes it."""
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()

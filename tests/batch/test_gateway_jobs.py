@@ -36,7 +36,7 @@ class Jobs(RqYard):
     def submit(self, created_at: float) -> BatchRecord:
         body = {"input_file_id": new_id(), "endpoint": "/v1/completions"}
         asked = read_batch(body | {"completion_window": "1h"}, "http", None, int(created_at))
-        self.jobs.submit(Principal(TENANT), asked)
+        self.jobs.submit(Principal(tenant=TENANT), asked)
         self.storage.write(name_of(TENANT, asked.output_file_id), b"{}\n")
         return asked
 

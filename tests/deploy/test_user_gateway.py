@@ -232,7 +232,7 @@ def test_with_batches_a_gateway_hands_jobs_to_rq(
     # If it does what gateways do with batches: one is cancelled, one given up,
     cancelled, failed = (read_batch(body, CLIENT, None, int(time.time())) for _ in range(2))
     for record in (cancelled, failed):
-        jobs.submit(Principal("research"), record)
+        jobs.submit(Principal(tenant="research"), record)
         assert jobs.describe("research", record)["status"] == "validating"
     jobs.cancel(cancelled)
     assert jobs.describe("research", cancelled)["status"] == "cancelled"

@@ -210,7 +210,7 @@ def test_tiers_are_classes(tier: Any, expected: str | int) -> None:
     ],
 )
 def test_a_key_for_one_class_may_have_no_other(tier: Any, expected: str | int) -> None:
-    assert chosen(Principal("t", None, frozenset({"low"})), tier) == expected
+    assert chosen(Principal(tenant="t", classes=["low"]), tier) == expected
 
 
 @pytest.mark.parametrize(

@@ -146,10 +146,9 @@ def write_table(source: Path, target: Path, new: NewColumns, answers: Answers) -
         path = target / file.relative_to(source) if source.is_dir() else target
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f"new.{path.name}")
-        kind = cast(type[Table], _kind(path))
         try:
             with _errors_of(path):
-                kind(unfinished).write(table_of(file), new, answers)
+                table_of(unfinished).write(table_of(file), new, answers)
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
