@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.bridge import engine_core
@@ -12,7 +13,7 @@ from tokenyard.protocol.replies import Result, to_delta, to_result
 from tokenyard.protocol.wire import unpack_tokens
 
 if TYPE_CHECKING:
-    from gateway.bridge.engine_core import Channel, EngineCoreRequest
+    from gateway.bridge.engine_core import Channel
     from gateway.bridge.journal import Journal
     from gateway.bridge.requests import Asked
     from gateway.queue.replies import ReplyStream
@@ -21,31 +22,24 @@ if TYPE_CHECKING:
 _RETRYABLE: Final = frozenset({Code.QUEUE_FULL, Code.QUOTA_EXCEEDED, Code.MODEL_UNAVAILABLE})
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
     """A request that a front end waits for, and how much of its answer has gone there."""
 
-    __slots__ = (
-        *("_has_begun", "_prompt", "_prompt_rows", "_sent"),
-        *("asked", "channel", "fault", "id", "is_left", "journal", "stream", "timer"),
-    )
-
-    def __init__(
-        self, given: EngineCoreRequest, asked: Asked, channel: Channel, journal: Journal
-    ) -> None:
-        self.id = given.request_id
-        self.asked = asked
-        self.channel = channel
-        self.journal = journal
-        self.stream: ReplyStream | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        #: Why it has failed.
-        self.fault = ""
-        self._prompt = len(given.prompt_token_ids or ())
-        #: Whether nobody waits for it any more.
-        self.is_left = False
-        self._prompt_rows: list[Row] | None = None
-        self._sent = 0
-        self._has_begun = False
+    id: str  # the front end's
+    prompt_tokens: int
+    asked: Asked
+    channel: Channel
+    journal: Journal
+    stream: ReplyStream | None = None
+    timer: asyncio.TimerHandle | None = None
+    #: Why it has failed.
+    fault: str = ""
+    #: Whether nobody waits for it any more.
+    is_left: bool = False
+    _prompt_rows: list[Row] | None = None
+    _sent: int = 0
+    _has_begun: bool = False
 
     def read(self, *, is_told: bool) -> list[Any]:
         """What has come since the last call, for the front end."""
@@ -84,7 +78,7 @@ class Answer:
     ) -> list[Any]:
         if not self._has_begun:
             self._has_begun = True
-            end |= {"prefill": (self._prompt, cached or 0), "prompt_rows": self._prompt_rows}
+            end |= {"prefill": (self.prompt_tokens, cached or 0), "prompt_rows": self._prompt_rows}
         return engine_core.output(self.id, tokens, rows=rows_of(logprobs), **end)
 
     def _fail(self, found: list[Any], why: str, **told: bool) -> None:

@@ -104,7 +104,8 @@ class Bridge:
             log.exception("%s cannot be read", asked.request_id)
             self._refuse(asked.request_id, channel, journal, repr(error), is_invalid=True)
             return
-        answer = Answer(asked, wanted, channel, journal)
+        prompt_tokens = len(asked.prompt_token_ids or ())
+        answer = Answer(asked.request_id, prompt_tokens, wanted, channel, journal)
         self._open[answer.id] = answer
         task = asyncio.create_task(self._submit(answer))
         self._tasks.add(task)

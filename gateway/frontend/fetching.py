@@ -21,6 +21,7 @@ import httpcore
 from vllm import envs
 from yarl import URL
 
+from gateway.batches import files
 from gateway.frontend.side import at_home
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError
@@ -42,8 +43,6 @@ _HEAD_BYTES: Final = 32 * 1024
 _MOST_PARTS: Final = 20_000
 #: A content that is put together, or named, in a thread.
 LARGE: Final = 1024 * 1024
-#: How the id of an uploaded file begins.
-FILE_PREFIX: Final = "file-"
 _SHOWN: Final = 100  # characters of a URL
 #: The bound of vLLM's server on an attempt to fetch a sound.
 AUDIO_TIMEOUT_S: Final = envs.VLLM_AUDIO_FETCH_TIMEOUT
@@ -89,7 +88,7 @@ class MediaFetcher:
         if given is not None:
             return given
         get: _Get
-        if self._read_file is not None and url.startswith(FILE_PREFIX):
+        if self._read_file is not None and url.startswith(files.PREFIX):
             get, shown = partial(_read, self._read_file, url), url[:_SHOWN]
         else:
             target = self._target(url)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.bridge.answers import Answer
-from gateway.bridge.engine_core import Channel, EngineCoreRequest
+from gateway.bridge.engine_core import Channel
 from gateway.bridge.journal import Journal
 from gateway.bridge.requests import Asked
 from gateway.queue.replies import ReplyStream
@@ -22,9 +22,8 @@ NOBODY: Any = None
 
 def answer(*, is_kept: bool = False) -> Answer:
     """An answer to a prompt of three tokens."""
-    given = EngineCoreRequest("front", [1, 2, 3], None, {}, None, 0.0)
     asked = Asked(make_request("r"), "normal", is_kept)
-    found = Answer(given, asked, cast(Channel, NOBODY), cast(Journal, NOBODY))
+    found = Answer("front", 3, asked, cast(Channel, NOBODY), cast(Journal, NOBODY))
     found.stream = ReplyStream("http", PendingRequest("r", None, 0.0))
     return found
 
