@@ -25,6 +25,7 @@ from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import Bodies
 from gateway.http.openapi import OpenApiDocument
 from gateway.http.principal import PrincipalLookup
+from gateway.http.records import Records
 from gateway.http.routes import Call, Endpoint, Router, Routes
 from gateway.http.sse import OpenAnswer, send_body, send_error, stopping
 from gateway.listing import ModelList
@@ -85,8 +86,9 @@ class Gateway:
         self._router = Router()
         bodies = Bodies(settings)
         stored = responses.ResponsesApi(settings, queue, front_ends, models, bodies)
+        records = Records(queue)
         generating = generation.GenerationApi(
-            settings, queue, front_ends, models, health, bodies, stored
+            settings, queue, front_ends, models, health, bodies, stored, records
         )
         self._router.add(generation.routes, partial(getattr, generating))
         self._router.add(responses.routes, partial(getattr, stored))

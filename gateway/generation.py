@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.datastructures import Headers
@@ -64,27 +64,18 @@ def _hears(path: str, answer: str, form: str) -> Register:
     return routes(f"POST {path}", "audio", answer=answer, takes=(_HEADERS, form), is_stream=True)
 
 
+@dataclass(frozen=True, slots=True)
 class GenerationApi:
     """Gives each request to vLLM's front end of the model that it names."""
 
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        queue: YardQueue,
-        front_ends: FrontEnds,
-        models: ModelWatch,
-        health: YardHealth,
-        bodies: Bodies,
-        responses: ResponsesApi,
-    ) -> None:
-        self._settings = settings
-        self._queue = queue
-        self._front_ends = front_ends
-        self._models = models
-        self._health = health
-        self._bodies = bodies
-        self._responses = responses
-        self._records = Records(queue)
+    settings: GatewaySettings
+    queue: YardQueue
+    front_ends: FrontEnds
+    models: ModelWatch
+    health: YardHealth
+    bodies: Bodies
+    responses: ResponsesApi
+    records: Records
 
     @_generates("/v1/chat/completions", "ChatCompletionRequest", "ChatCompletion")
     async def create_chat_completion(self, call: Call) -> None:
@@ -171,15 +162,15 @@ class GenerationApi:
 
     async def _answer_without_queue(self, call: Call) -> None:
         """Answer what vLLM's front end can answer by itself."""
-        call, _ = await self._with_model(call, self._settings.max_tokenize_bytes)
+        call, _ = await self._with_model(call, self.settings.max_tokenize_bytes)
         errors = BodyErrors(call.send, call.path, lambda: False)
         await self._render(call.scope, call.receive, errors.send, errors)
 
     async def _answer(self, call: Call) -> None:
-        call, profile = await self._with_model(call, self._settings.max_body_bytes)
+        call, profile = await self._with_model(call, self.settings.max_body_bytes)
         body = call.scope[BODY].value
         refuse_beam_search(body)
-        self._health.check()
+        self.health.check()
         context, after = await self._context(call.headers, call.path, body, call.principal)
 
         has_key = context.is_first and not context.unsaved
@@ -188,7 +179,7 @@ class GenerationApi:
             nonlocal has_key
             if has_key and not context.asked:
                 has_key = False  # from now on it may be another's
-                await self._records.forget(context.client, context.durable_id)
+                await self.records.forget(context.client, context.durable_id)
 
         async def freeing(message: Message) -> None:
             # Before the refusal is seen: its client may come again at once.
@@ -205,18 +196,18 @@ class GenerationApi:
         """The request with its body parsed, and the model that it names, which is ready then."""
         client = call.principal.client
         if call.path in TRANSCRIBING:
-            raw = await self._bodies.read(call.receive, client, MAX_FORM_BYTES)
-            parsed = await self._bodies.parse_form(raw, call.scope, client)
+            raw = await self.bodies.read(call.receive, client, MAX_FORM_BYTES)
+            parsed = await self.bodies.parse_form(raw, call.scope, client)
         else:
             require_json(call.headers)
-            raw = await self._bodies.read(call.receive, client)
+            raw = await self.bodies.read(call.receive, client)
             if len(raw) > most_bytes:
                 raise too_large(most_bytes)
-            parsed = await self._bodies.parse(raw, client)
-        profile = find_model(self._models, parsed.value, call.principal.may_use)
-        STATE.set(await self._front_ends.state_of(profile))
+            parsed = await self.bodies.parse(raw, client)
+        profile = find_model(self.models, parsed.value, call.principal.may_use)
+        STATE.set(await self.front_ends.state_of(profile))
         if call.path not in _FOR_ANY_TASK:
-            self._front_ends.check_path(profile, call.path)
+            self.front_ends.check_path(profile, call.path)
         if b'"file_id"' in raw and "messages" in parsed.value:
             parsed.value["messages"] = with_file_urls(parsed.value["messages"])
         scope = {**call.scope, BODY: parsed}
@@ -224,10 +215,10 @@ class GenerationApi:
 
     async def _generate(self, call: Call, model: str, context: RequestContext, after: int) -> None:
         if call.path == "/v1/responses":
-            await self._responses.create(call, model, context, after)
+            await self.responses.create(call, model, context, after)
             return
         CURRENT.set(context)
-        keep_alive_s = self._settings.keep_alive_s
+        keep_alive_s = self.settings.keep_alive_s
         errors = BodyErrors(call.send, call.path, context.ticket.decided.is_set)
         answer = Answer(errors.send, context, call.path, after=after, keep_alive_s=keep_alive_s)
         inner = {**call.scope, "headers": _with_request_id(call.scope, context.durable_id)}
@@ -241,7 +232,7 @@ class GenerationApi:
     ) -> None:
         """Call vLLM's app, which does not know when its answer was replaced."""
         try:
-            await self._front_ends.app(scope, receive, send)
+            await self.front_ends.app(scope, receive, send)
         except Exception:
             if not any(one.is_replaced for one in replacing):
                 raise
@@ -258,19 +249,19 @@ class GenerationApi:
         choices = ("continue", "cancel")
         usual = reversed(choices) if key is None else choices
         rule = read_choice(headers, "X-Tokenyard-On-Disconnect", *usual)
-        deadline_ms = read_deadline(headers, body, self._queue.broker_time.now_ms)
+        deadline_ms = read_deadline(headers, body, self.queue.broker_time.now_ms)
         name, after, is_first = durable_id(client, key), 0, True
         unsaved: list[Command] = []
         print_ = fingerprint(path, body)
-        keep_s = DEFAULT_RESULT_TTL_S if key is None else self._settings.record_ttl_s
+        keep_s = DEFAULT_RESULT_TTL_S if key is None else self.settings.record_ttl_s
         if "last-event-id" in headers:
             name, after = read_event_id(headers["last-event-id"])
-            record, is_first = await self._records.find(client, name, print_), False
+            record, is_first = await self.records.find(client, name, print_), False
         elif key is None:
-            record, saving = self._records.begin(client, name, print_, keep_s)
+            record, saving = self.records.begin(client, name, print_, keep_s)
             unsaved = [saving]
         else:
-            record, is_first = await self._records.open(client, name, print_, keep_s)
+            record, is_first = await self.records.open(client, name, print_, keep_s)
         return RequestContext(
             durable_id=record.durable_id,
             client=client,

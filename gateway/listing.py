@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,32 +22,32 @@ _WARMTH: Final[Mapping[str, str]] = {"ready": "warm", "loading": "loading", "asl
 _MOST_COMPARED: Final = 100
 
 
+@dataclass(frozen=True, slots=True)
 class ModelList:
     """The models of the yard, as clients see them."""
 
-    def __init__(self, models: ModelWatch, front_ends: FrontEnds) -> None:
-        self._models = models
-        self._front_ends = front_ends
+    models: ModelWatch
+    front_ends: FrontEnds
 
     async def all(self, may_use: Callable[[str], bool]) -> dict[str, Any]:
         """All models and adapters that one may use, by name."""
-        workers = await self._models.workers()
-        profiles = sorted(self._models.profiles.items())
+        workers = await self.models.workers()
+        profiles = sorted(self.models.profiles.items())
         cards = [self._card(name, profile, workers) for name, profile in profiles if may_use(name)]
         return {"object": "list", "data": cards}
 
     async def one(self, name: str, may_use: Callable[[str], bool]) -> dict[str, Any]:
         """One of them; raises `GatewayError`."""
-        profile = self._models.profiles.get(name)
+        profile = self.models.profiles.get(name)
         if profile is None or not may_use(name):
-            raise unknown_model(name, filter(may_use, self._models.profiles))
-        return self._card(name, profile, await self._models.workers())
+            raise unknown_model(name, filter(may_use, self.models.profiles))
+        return self._card(name, profile, await self.models.workers())
 
     def _card(
         self, name: str, profile: ModelProfile, workers: Iterable[WorkerInfo]
     ) -> dict[str, Any]:
         holders = [worker for worker in workers if worker.model == profile.name]
-        length = self._front_ends.max_model_len(profile)
+        length = self.front_ends.max_model_len(profile)
         card: dict[str, Any] = {
             "id": name,
             "object": "model",
@@ -57,8 +58,8 @@ class ModelList:
             "max_model_len": length or max((one.max_model_len for one in holders), default=None),
             "state": warmth({worker.state for worker in holders}),
         }
-        fault = self._front_ends.fault(profile)
-        if card["state"] == "cold" and (why := self._models.load_faults.get(profile.name)):
+        fault = self.front_ends.fault(profile)
+        if card["state"] == "cold" and (why := self.models.load_faults.get(profile.name)):
             card["state"], fault = "failed", fault or why
         return card | {"fault": fault} if fault else card
 

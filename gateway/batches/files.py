@@ -14,6 +14,7 @@ import re
 import secrets
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -148,22 +149,18 @@ class FileStore:
         self._storage.write(name_of(tenant, file.id) + _ABOUT, msgspec.json.encode(file))
 
 
+@dataclass(frozen=True, slots=True)
 class NewFile:
     """A file that does not exist yet."""
 
-    def __init__(self, store: FileStore, tenant: str, file_id: str, upload: Upload) -> None:
-        self.id = file_id
-        self._store = store
-        self._tenant = tenant
-        self._upload = upload
-
-    def write(self, piece: bytes) -> None:
-        """Add a piece of the content."""
-        self._upload.write(piece)
+    store: FileStore
+    tenant: str
+    id: str
+    upload: Upload  # its content
 
     def commit(self, filename: str, purpose: str, expires_after_s: int | None = None) -> StoredFile:
         """Make the file exist."""
-        size, now = self._upload.commit(), int(clock.wall())
+        size, now = self.upload.commit(), int(clock.wall())
         made = StoredFile(
             id=self.id,
             filename=filename,
@@ -173,9 +170,9 @@ class NewFile:
             expires_at=None if expires_after_s is None else now + expires_after_s,
         )
         try:
-            self._store.publish(self._tenant, made)
+            self.store.publish(self.tenant, made)
         except BaseException:
-            self._store.remove(self._tenant, self.id)
+            self.store.remove(self.tenant, self.id)
             raise
         return made
 

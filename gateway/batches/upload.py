@@ -46,17 +46,17 @@ async def receive_upload(
     """Store the file of a form; raises `GatewayError`, and then nothing is left."""
     form = _Form(_boundary(headers), limit)
     writing = store.put(tenant)
-    upload = await asyncio.to_thread(writing.__enter__)
+    new = await asyncio.to_thread(writing.__enter__)
     try:
-        await _read(receive, form, upload, limit)
+        await _read(receive, form, new, limit)
         form.check()
         filename, purpose = form.filename or "upload", form.fields["purpose"]
-        return await asyncio.to_thread(upload.commit, filename, purpose, form.expires_after_s)
+        return await asyncio.to_thread(new.commit, filename, purpose, form.expires_after_s)
     finally:
         await asyncio.shield(asyncio.to_thread(writing.__exit__, None, None, None))
 
 
-async def _read(receive: Receive, form: _Form, upload: NewFile, limit: int) -> None:
+async def _read(receive: Receive, form: _Form, new: NewFile, limit: int) -> None:
     size, is_last = 0, False
     while not is_last:
         message = await receive()
@@ -69,7 +69,7 @@ async def _read(receive: Receive, form: _Form, upload: NewFile, limit: int) -> N
             raise _too_large(limit)
         form.feed(piece)
         if len(form.content) >= _PIECE or (is_last and form.content):
-            await asyncio.to_thread(upload.write, form.take())
+            await asyncio.to_thread(new.upload.write, form.take())
     form.finish()
 
 

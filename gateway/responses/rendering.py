@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import Message, Receive
@@ -32,12 +33,12 @@ HeaderList = Sequence[tuple[bytes, bytes]]
 _MOST_S: Final = 30.0
 
 
+@dataclass(frozen=True, slots=True)
 class Renderer:
     """Calls vLLM's app for responses."""
 
-    def __init__(self, front_ends: FrontEnds, models: ModelWatch) -> None:
-        self._front_ends = front_ends
-        self._models = models
+    front_ends: FrontEnds
+    models: ModelWatch
 
     async def answer(
         self,
@@ -129,15 +130,15 @@ class Renderer:
         receive: Receive,
         tap: ResponseTap,
     ) -> None:
-        profile = self._models.profiles.get(stored.model)
+        profile = self.models.profiles.get(stored.model)
         if profile is None:
             message = f"no host serves the model {stored.model!r} now"
             error = unavailable(message, retry_after_s=2.0)
             context.ticket.fail(error)
             raise error
-        STATE.set(await self._front_ends.state_of(profile))
+        STATE.set(await self.front_ends.state_of(profile))
         CURRENT.set(context)
-        await self._front_ends.app(
+        await self.front_ends.app(
             inner_scope(PATH, stored.durable_id, headers), replay(body, receive), tap.send
         )
 

@@ -201,7 +201,7 @@ def test_a_hostile_name_is_only_shown(asker: Asker, name: str, shown: str) -> No
 def test_a_tenant_stays_in_its_folder(storage: Storage, tenant: str) -> None:
     files = FileStore(storage)
     with files.put(tenant) as new:
-        new.write(b"x")
+        new.upload.write(b"x")
         new.commit("in.jsonl", "batch")
 
     assert [one.id for one in files.list(tenant)] == [new.id]
@@ -220,7 +220,7 @@ def test_nobody_else_can_read_a_folder_of_files(tmp_path: Path) -> None:
         storage.start()
         storage.write("tenant-a/about", b"x")
         with storage.upload("tenant-a/content") as new:
-            new.write(b"x")
+            new.upload.write(b"x")
             new.commit()
     finally:
         os.umask(before)
