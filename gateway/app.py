@@ -19,8 +19,6 @@ from gateway.batches import api as batches
 from gateway.batches.storage import Storage
 from gateway.frontend.models import FrontEnds
 from gateway.http.anthropic import MessagesAnswer, is_of_messages
-from gateway.http.board import ROOT as BOARD
-from gateway.http.board import is_of_board
 from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import Bodies
 from gateway.http.openapi import OpenApiDocument
@@ -46,6 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("tokenyard.gateway")
 
 _FAILED: Final = "the gateway has failed at this request; its log says why"
+#: Where the board is; also its name in the metrics.
+_BOARD: Final = "/board"
 routes = Routes()
 
 
@@ -115,7 +115,7 @@ class Gateway:
         outermost = MessagesAnswer(send).send if is_of_messages(path) else send
         named = _named(outermost, scope)
         endpoint, params = self._router.find(path)
-        shown = endpoint.path if endpoint else BOARD if is_of_board(path) else OTHER
+        shown = endpoint.path if endpoint else _BOARD if is_of_board(path) else OTHER
         answer = OpenAnswer(self._counted(named, shown))
         self._open.add(answer)
         self._is_idle.clear()
@@ -230,6 +230,11 @@ class Gateway:
     async def openapi(self, call: Call) -> None:
         """Return this document."""
         await send_body(call.send, 200, await self._openapi.read())
+
+
+def is_of_board(path: str) -> bool:
+    """Whether this is a path of the board."""
+    return path.startswith(f"{_BOARD}/") or path == _BOARD
 
 
 def _named(send: Send, scope: Scope) -> Send:

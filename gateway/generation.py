@@ -38,7 +38,7 @@ from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S
 
 if TYPE_CHECKING:
-    from gateway.profile import ModelProfile
+    from gateway.announcements import ModelProfile
     from gateway.responses.api import ResponsesApi
 
 routes = Routes()

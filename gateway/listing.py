@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.announcements import ModelProfile
 from gateway.http.errors import GatewayError, unavailable
-from gateway.profile import ModelProfile
 from tokenyard.protocol.texts import did_you_mean
 from tokenyard.protocol.worker_info import WorkerInfo
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gateway.announcements import OwnRules, by_request_name, read_hosts
+from gateway.announcements import ModelProfile, OwnRules, by_request_name, read_hosts
 from gateway.http.errors import GatewayError
-from gateway.profile import ModelProfile
 from tokenyard import clock
 from tokenyard.broker.tasks import BackgroundLoop, end_task
 from tokenyard.protocol.worker_info import WorkerInfo, decode_worker

@@ -15,6 +15,7 @@ import uvloop
 from gateway.http.anthropic import error_body, is_of_messages
 from gateway.http.errors import GatewayError
 from tokenyard.broker.tasks import first_of
+from tokenyard.process.extras import how_to_install
 from tokenyard.process.http_connection import BoundedConnection
 from tokenyard.process.http_server import HttpServer, address, exit_after, listen
 from tokenyard.process.program import Exit
@@ -24,6 +25,7 @@ from tokenyard.telemetry.health import Health
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
+    from tokenyard.board.app import Board
 
 log = logging.getLogger("tokenyard.gateway")
 
@@ -52,7 +54,6 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     from gateway.batches.files import FileStore, open_storage
     from gateway.frontend.fetching import MediaFetcher
     from gateway.frontend.models import FrontEnds
-    from gateway.http.board import open_board
     from gateway.models import ModelWatch
     from gateway.queue.health import YardHealth
     from gateway.queue.yard import YardQueue
@@ -101,6 +102,30 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         await queue.stop()
         if board is not None:
             board.close()
+
+
+def open_board(settings: GatewaySettings) -> Board | None:
+    """The board with a gateway's settings; None where it is off, or cannot be."""
+    if not settings.board:
+        return None
+    try:
+        from tokenyard.board.app import Board
+        from tokenyard.board.settings import BoardOptions
+    except ModuleNotFoundError as error:
+        why = how_to_install(error)
+        if not why:
+            raise
+        log.warning("no board: %s", why)
+        return None
+    options = BoardOptions(
+        needs_keys=settings.needs_keys,
+        shows_content_to=settings.board_content,
+        hosts=settings.hosts if settings.needs_keys else (settings.own_name,),
+        session_s=settings.board_session_s,
+        has_tls=settings.tls_cert is not None,
+        max_streams=settings.board_max_streams,
+    )
+    return Board(options, settings.redis_url, settings.yard)
 
 
 class GatewayConnection(BoundedConnection):

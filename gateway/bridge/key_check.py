@@ -22,7 +22,7 @@ from gateway.http.incoming import read_deadline, read_interval
 from gateway.http.principal import PrincipalLookup
 from gateway.http.records import durable_id
 from gateway.queue.health import YardHealth
-from gateway.queue.yard import RateLimits, YardQueue
+from gateway.queue.yard import RateLimits, YardQueue, queue_full
 from tokenyard import clock
 from tokenyard.broker.tasks import BackgroundLoop
 from tokenyard.process.http_server import QuietServer
@@ -107,9 +107,7 @@ class KeyCheck:
             name = f"{self._id_prefix}{durable_id(principal.client, key)}"
         self._health.check()
         if self._is_full:
-            raise GatewayError(
-                429, "the queue is full", code="QUEUE_FULL", retry_after_s=_FULL_AGAIN_S
-            )
+            raise queue_full(_FULL_AGAIN_S)
         for limit in await self._limits.limits(principal.tenant):
             if limit.taken >= limit.most:
                 message = f"{limit.what}: {limit.taken} of {limit.most} are taken"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.announcements import OwnRules, read_hosts
-from gateway.profile import ModelProfile
+from gateway.announcements import ModelProfile, OwnRules, read_hosts
 from tokenyard.protocol.bridge_settings import BridgeSettings
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.worker_info import decode_workers

@@ -29,6 +29,7 @@ from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from gateway.announcements import ModelProfile
 from gateway.frontend import derived
 from gateway.frontend.door import open_door
 from gateway.frontend.engine_client import QueueEngineClient
@@ -38,7 +39,6 @@ from gateway.frontend.params import bound_constraints
 from gateway.frontend.pooling import check_path
 from gateway.http.context import CURRENT
 from gateway.http.errors import GatewayError, unavailable
-from gateway.profile import ModelProfile
 from tokenyard import clock
 from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.protocol.errors import TokenyardError

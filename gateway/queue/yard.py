@@ -218,16 +218,17 @@ def has_logprobs(request: Request) -> bool:
     return params.logprobs is not None or params.logprob_token_ids is not None
 
 
+def queue_full(retry_after_s: float) -> GatewayError:
+    """The refusal of a request for which the queue has no room."""
+    message = "the queue is full"
+    return GatewayError(429, message, code=Code.QUEUE_FULL, retry_after_s=retry_after_s)
+
+
 def refusal(acceptance: Acceptance) -> GatewayError | None:
     """Why the queue does not take a request; None where it does."""
     match acceptance.code:
         case Submitted.FULL:
-            return GatewayError(
-                429,
-                "the queue is full",
-                code="QUEUE_FULL",
-                retry_after_s=acceptance.retry_after_ms / 1000,
-            )
+            return queue_full(acceptance.retry_after_ms / 1000)
         case Submitted.QUOTA:
             return GatewayError(
                 429,

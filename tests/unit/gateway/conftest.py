@@ -15,7 +15,7 @@ import pytest
 
 from gateway.batches.folder import FolderStorage
 from gateway.batches.storage import Storage
-from gateway.http.board import open_board
+from gateway.server import open_board
 from tests.engines.harness import MODELS
 from tests.support.builders import random_name
 from tests.support.s3 import needs_s3, running_s3

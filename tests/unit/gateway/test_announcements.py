@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.announcements import OwnRules, by_request_name, read_hosts
+from gateway.announcements import ModelProfile, OwnRules, by_request_name, read_hosts
 from gateway.listing import warmth
-from gateway.profile import ModelProfile
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, ServingInfo, encode_host
 
 RULES = OwnRules()

@@ -9,7 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.http.board import is_of_board, open_board
+from gateway.app import is_of_board
+from gateway.server import open_board
 from tests.support.waiting import eventually
 from tests.unit.gateway.conftest import NOWHERE, lone_gateway
 from tokenyard.board import app as board

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 from pydantic import ValidationError
 
+from gateway.announcements import ModelProfile
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import inner_scope, replay
-from gateway.profile import ModelProfile
 from tests.engines.harness import MODELS
 from tests.unit.gateway.conftest import adder_tokenizer
 from tokenyard.protocol.media import NO_MEDIA, Media

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.announcements import ModelProfile
 from gateway.frontend.engine_client import SHORT
 from gateway.http.errors import GatewayError
-from gateway.profile import ModelProfile
 from tests.engines.harness import MODELS
 from tests.unit.gateway.conftest import adder_tokenizer
 

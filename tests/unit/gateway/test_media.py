@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.media_models import write_picture_model
+from gateway.announcements import ModelProfile
 from gateway.http.context import CURRENT
 from gateway.http.errors import GatewayError
-from gateway.profile import ModelProfile
 from tests.engines.harness import MODELS
 from tests.unit.gateway.conftest import vllm_params
 from tests.unit.gateway.test_door import CHAT, Queue, answer, front_end

@@ -11,11 +11,10 @@ import msgspec
 import pytest
 
 from gateway import models
-from gateway.announcements import OwnRules
+from gateway.announcements import ModelProfile, OwnRules
 from gateway.http.errors import GatewayError
 from gateway.listing import ModelList, find_model
 from gateway.models import ModelWatch
-from gateway.profile import ModelProfile
 from tests.support.fake_clock import FakeClock
 from tests.unit.gateway.test_announcements import host, model
 from tokenyard.protocol.keys import Keys

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.profile import ModelProfile
+from gateway.announcements import ModelProfile
 from tests.engines.harness import MODELS
 from tests.unit.gateway.conftest import adder_tokenizer
 from tests.unit.gateway.test_door import CHAT, Queue, answer, front_end
