@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 import redis.asyncio
@@ -28,7 +28,7 @@ from tokenyard.client.handshake import YardInfo
 from tokenyard.client.ledger import Cancellation, RequestState
 from tokenyard.client.operations import Ask, Delay, Operation, Steps, advance, checked
 from tokenyard.client.options import Item, Prompt, RequestOptions, SharedOptions
-from tokenyard.client.pending import DeltaCursor, PendingRequest, SubmittedRequest, WaitDeadline
+from tokenyard.client.pending import DeltaCursor, PendingRequest, SubmittedRequest, succeeded
 from tokenyard.client.submission import require_valid
 from tokenyard.client.sync import LISTEN_TIMEOUT_S, ClientBase
 from tokenyard.client.tokenization import local_text_of
@@ -213,20 +213,6 @@ class AsyncClient(ClientBase):
         """See `tokenyard.Client.cancel`."""
         return await self._drive(self._core.cancel(request_id))
 
-    async def wait_for(
-        self, pending: PendingRequest, is_enough: Callable[[], bool], timeout_s: float | None
-    ) -> None:
-        """See `tokenyard.Client.wait_for`."""
-        with _UpdateEvent(pending) as updated:
-            deadline = self.wait_deadline(timeout_s)
-            while not is_enough():
-                updated.clear()
-                await updated.wait(deadline.left_s(pending))
-
-    def wait_deadline(self, timeout_s: float | None = None) -> WaitDeadline:
-        """A deadline for one wait, by default the client's own. For handles."""
-        return WaitDeadline(timeout_s, self._core.state.result_timeout_s)
-
     # Carrying out the core's operations
 
     async def _drive(self, steps: Steps[T], connection: AsyncRedis | None = None) -> T:
@@ -330,13 +316,16 @@ class AsyncHandle(SubmittedRequest):
 
     async def result(self, timeout: float | None = None) -> Result:  # noqa: ASYNC109 - as in the twin
         """See `tokenyard.Handle.result`."""
-        await self._wait(lambda: self._pending.is_over, timeout)
-        return self._pending.success()
+        return succeeded(await self.wait(timeout))
 
     async def wait(self, timeout: float | None = None) -> Result:  # noqa: ASYNC109 - as in the twin
         """See `tokenyard.Handle.wait`."""
-        await self._wait(lambda: self._pending.is_over, timeout)
-        return self._pending.result()
+        pending, deadline = self._pending, self._client.wait_deadline(timeout)
+        with _UpdateEvent(pending) as updated:
+            while not pending.is_over:
+                updated.clear()
+                await updated.wait(deadline.left_s(pending))
+        return pending.result()
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """See `tokenyard.Handle.__iter__`."""
@@ -357,6 +346,3 @@ class AsyncHandle(SubmittedRequest):
     async def status(self) -> RequestState:
         """See `tokenyard.Handle.status`."""
         return await self._client.status(self.id)
-
-    async def _wait(self, is_enough: Callable[[], bool], timeout_s: float | None) -> None:
-        await self._client.wait_for(self._pending, is_enough, timeout_s)

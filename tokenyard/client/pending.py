@@ -141,13 +141,6 @@ class PendingRequest:
             raise AssertionError("asked for the result of a request that is not over")
         return _with_text(to_result(self.final), self.local_text)
 
-    def success(self) -> Result:
-        """`result`; raises `RequestFailed` where the request did not complete."""
-        result = self.result()
-        if not result.ok:
-            raise RequestFailed(result)
-        return result
-
 
 class SubmittedRequest:
     """What a handle shows without waiting."""
@@ -175,6 +168,13 @@ class SubmittedRequest:
     def eta_s(self) -> float | None:
         """The estimated time for the requests before it; None while the yard has no estimate."""
         return self._pending.eta_s
+
+
+def succeeded(result: Result) -> Result:
+    """The same result; raises `RequestFailed` where the request did not complete."""
+    if not result.ok:
+        raise RequestFailed(result)
+    return result
 
 
 def _with_text(result: Result, local: LocalText | None) -> Result:
@@ -260,8 +260,7 @@ class DeltaCursor:
             self.is_over = True
             result = self.pending.result()
             yield from self._tail(result)
-            if not result.ok:
-                raise RequestFailed(result)
+            succeeded(result)
 
     def _choice(self, index: int) -> _ChoiceProgress:
         shown = self._progress.get(index)

@@ -30,7 +30,13 @@ from tokenyard.client.handshake import YardInfo
 from tokenyard.client.ledger import Cancellation, RequestState
 from tokenyard.client.operations import Ask, Delay, Operation, Steps, advance, checked
 from tokenyard.client.options import Item, Prompt, RequestOptions, SharedOptions
-from tokenyard.client.pending import DeltaCursor, PendingRequest, SubmittedRequest, WaitDeadline
+from tokenyard.client.pending import (
+    DeltaCursor,
+    PendingRequest,
+    SubmittedRequest,
+    WaitDeadline,
+    succeeded,
+)
 from tokenyard.client.submission import require_valid
 from tokenyard.client.window import MapWindow
 from tokenyard.process.running import find_yard
@@ -81,6 +87,10 @@ class ClientBase:
     def client_id(self) -> str:
         """The name of this client's reply stream."""
         return self._core.state.client_id
+
+    def wait_deadline(self, timeout_s: float | None = None) -> WaitDeadline:
+        """A deadline for one wait, by default the client's own. For handles."""
+        return WaitDeadline(timeout_s, self._core.state.result_timeout_s)
 
 
 class Client(ClientBase):
@@ -243,28 +253,6 @@ class Client(ClientBase):
         """
         return self._drive(self._core.cancel(request_id))
 
-    def wait_for(
-        self, pending: PendingRequest, is_enough: Callable[[], bool], timeout_s: float | None
-    ) -> None:
-        """Wait until ``is_enough``, which depends on ``pending``; raises `WaitTimeout`.
-
-        For handles.
-        """
-        # Faster than `threading.Event`, which is made of locks in Python.
-        updated: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-        def listener(_: PendingRequest) -> None:
-            updated.put(None)
-
-        pending.listeners.append(listener)
-        deadline = WaitDeadline(timeout_s, self._core.state.result_timeout_s)
-        try:
-            while not is_enough():
-                with contextlib.suppress(queue.Empty):
-                    updated.get(timeout=deadline.left_s(pending))
-        finally:
-            pending.listeners.remove(listener)
-
     # Carrying out the core's operations
 
     def _drive(self, steps: Steps[T], connection: redis.Redis | None = None) -> T:
@@ -362,8 +350,7 @@ class Handle(SubmittedRequest):
         Raises `RequestFailed` for one that is not `completed`, `WaitTimeout`, `UnknownRequest`.
         ``math.inf`` waits forever.
         """
-        self._wait(lambda: self._pending.is_over, timeout)
-        return self._pending.success()
+        return succeeded(self.wait(timeout))
 
     def wait(self, timeout: float | None = None) -> Result:
         """Like `result`, but also returns the result of a request that did not complete."""
@@ -385,4 +372,15 @@ class Handle(SubmittedRequest):
         return self._client.status(self.id)
 
     def _wait(self, is_enough: Callable[[], bool], timeout_s: float | None) -> None:
-        self._client.wait_for(self._pending, is_enough, timeout_s)
+        """Wait until ``is_enough``, which depends on the replies; raises `WaitTimeout`."""
+        # Faster than `threading.Event`, which is made of locks in Python.
+        updated: queue.SimpleQueue[PendingRequest] = queue.SimpleQueue()
+        listener = updated.put
+        self._pending.listeners.append(listener)
+        deadline = self._client.wait_deadline(timeout_s)
+        try:
+            while not is_enough():
+                with contextlib.suppress(queue.Empty):
+                    updated.get(timeout=deadline.left_s(self._pending))
+        finally:
+            self._pending.listeners.remove(listener)

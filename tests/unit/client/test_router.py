@@ -54,7 +54,7 @@ class TestReplies:
     def test_go_to_their_exchanges(self, router: ReplyRouter) -> None:
         first, second = open_exchange(router, "a"), open_exchange(router, "b")
         router.take([(b"5-1", frame(make_result("b", [2]), make_result("a", [1])))], 1.0)
-        assert (first.success().tokens, second.success().tokens) == ([1], [2])
+        assert (first.result().tokens, second.result().tokens) == ([1], [2])
         assert router.find("a") is router.find("b") is None
         assert router.cursor == "5-1"
 
