@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
 import redis
 from msgspec import Struct, field
 
@@ -21,7 +22,7 @@ from tokenyard import clock
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, split_intake
-from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass, encode_pass
+from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass
 from tokenyard.protocol.texts import counted
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import LedgerScan, LostRequest, Reconciled
@@ -176,7 +177,7 @@ class LedgerReconciler:
         report = {}
         if totals.ended or now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
-            packed = encode_pass(
+            packed = msgspec.json.encode(
                 Pass(round(self._broker_time.now_ms), took_s, totals.ledgers, totals.ended)
             )
             report = {LAST: packed, **({LAST_FOUND: packed} if totals.ended else {})}

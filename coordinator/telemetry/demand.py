@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from coordinator.roster import Roster
-from tokenyard.protocol.leader_reports import FIELD, ModelDemand, YardDemand, encode_demand
+from tokenyard.protocol.leader_reports import FIELD, ModelDemand, YardDemand
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.telemetry.intake_ages import depths_of, queue_depths
@@ -23,7 +25,7 @@ def publish_demand(
     known = Counter(waiting)
     known[""] += max(0, _count_waiting(scripts.yard) - known.total())
     demand = YardDemand(round(roster.broker_time.now_ms), demand_of(+known, roster))
-    scripts.take_over(token, {FIELD: encode_demand(demand)})
+    scripts.take_over(token, {FIELD: msgspec.json.encode(demand)})
 
 
 def _count_waiting(yard: Yard) -> int:

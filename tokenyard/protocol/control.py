@@ -13,6 +13,8 @@ from typing import Final, Literal, get_args
 import msgspec
 from msgspec import Struct
 
+from tokenyard.protocol.streams import readable
+
 #: Megatron Core's control signals, and one for new weights. DRAIN and STOP end worker processes
 #: and change no desired state, see `tokenyard.ops.control`.
 Signal = Literal[
@@ -267,20 +269,9 @@ def encode_desired(desired_state: DesiredState) -> bytes:
 
 def decode_desired(fields: Mapping[bytes, bytes]) -> DesiredStates:
     """Read the hash `desired`; values that cannot be read are skipped."""
-    found = {}
-    for scope, packed in fields.items():
-        if scope.decode(errors="replace") == CHANGED:
-            continue
-        try:
-            found[scope.decode()] = _desired_decoder.decode(packed)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue
-    return DesiredStates(found, fields.get(CHANGED.encode(), b"0-0").decode(errors="replace"))
-
-
-def order_fields(order: Order) -> dict[str, bytes]:
-    """An order as the fields of its entry."""
-    return {"signal": msgspec.json.encode(order)}
+    by_scope = {name: packed for name, packed in fields.items() if name != CHANGED.encode()}
+    changed = fields.get(CHANGED.encode(), b"0-0").decode(errors="replace")
+    return DesiredStates(dict(readable(by_scope, _desired_decoder.decode)), changed)
 
 
 def parse_order(fields: Mapping[bytes, bytes]) -> Order | None:
@@ -331,12 +322,7 @@ class Acknowledgement(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _command_decoder = msgspec.json.Decoder(Command)
-_acknowledgement_decoder = msgspec.json.Decoder(Acknowledgement)
-
-
-def command_fields(command: Command) -> dict[str, bytes]:
-    """A command as the fields of its entry."""
-    return {"command": msgspec.json.encode(command)}
+decode_acknowledgement: Final = msgspec.json.Decoder(Acknowledgement).decode
 
 
 def parse_command(fields: Mapping[bytes, bytes]) -> Command | None:
@@ -345,13 +331,3 @@ def parse_command(fields: Mapping[bytes, bytes]) -> Command | None:
         return _command_decoder.decode(fields.get(b"command", b""))
     except msgspec.MsgspecError:
         return None
-
-
-def encode_acknowledgement(acknowledgement: Acknowledgement) -> bytes:
-    """An acknowledgement as JSON."""
-    return msgspec.json.encode(acknowledgement)
-
-
-def decode_acknowledgement(packed: bytes) -> Acknowledgement:
-    """Inverse of `encode_acknowledgement`."""
-    return _acknowledgement_decoder.decode(packed)

@@ -136,11 +136,6 @@ class YardDemand(Struct, frozen=True):
 _NOTHING: Final = ModelDemand()
 
 
-def encode_demand(demand: YardDemand) -> bytes:
-    """The value of the field."""
-    return msgspec.json.encode(demand)
-
-
 def read_demand(yard: Yard) -> YardDemand:
     """What the leader says. Raises `BrokerUnavailable` where there is none, or it is too old."""
     pipeline = yard.connection.pipeline(transaction=False)
@@ -174,11 +169,6 @@ class Pass(msgspec.Struct, frozen=True):
     took_s: float
     ledgers: int  # that were read
     ended: int  # requests, as ENTRY_LOST
-
-
-def encode_pass(scan: Pass) -> bytes:
-    """The JSON for `info`."""
-    return msgspec.json.encode(scan)
 
 
 def parse_pass(text: str) -> Pass | None:

@@ -1,8 +1,14 @@
-"""Positions in a stream, integers in Redis values, and the server's time."""
+"""Positions in a stream, integers and JSON in Redis values, and the server's time."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
 
 #: Characters of an entry's id: two numbers of 64 bits.
 _LONGEST: Final = 41
@@ -26,6 +32,15 @@ def whole(value: bytes | str | None) -> int:
     text = value.decode(errors="replace") if isinstance(value, bytes) else value or ""
     digits = text.removeprefix("-")
     return int(text) if digits.isdecimal() and digits.isascii() and len(digits) < 20 else 0
+
+
+def readable(
+    values: Mapping[bytes, bytes], decode: Callable[[bytes], T]
+) -> Iterator[tuple[str, T]]:
+    """The fields of a hash and their values, without those that this version cannot read."""
+    for name, packed in values.items():
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            yield name.decode(), decode(packed)
 
 
 def unix_ms(answer: Any) -> int:

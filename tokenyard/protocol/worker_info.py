@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
 from tokenyard.protocol.control import RunState
-
-T = TypeVar("T")
+from tokenyard.protocol.streams import readable
 
 #: The states of a worker process. Only a ready worker gets requests. An attached one lends its
 #: device to the leader of a group on its host. A draining one finishes its running requests.
@@ -166,17 +164,9 @@ decode_host: Final = msgspec.json.Decoder(HostInfo).decode
 
 def decode_workers(entries: Mapping[bytes, bytes]) -> dict[str, WorkerInfo]:
     """The workers of the roster, without entries that this version cannot read."""
-    return dict(_readable(entries, decode_worker))
+    return dict(readable(entries, decode_worker))
 
 
 def decode_hosts(entries: Mapping[bytes, bytes]) -> list[HostInfo]:
     """The announced hosts, without entries that this version cannot read."""
-    return [host for _, host in _readable(entries, decode_host)]
-
-
-def _readable(
-    entries: Mapping[bytes, bytes], decode: Callable[[bytes], T]
-) -> Iterator[tuple[str, T]]:
-    for name, packed in entries.items():
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            yield name.decode(), decode(packed)
+    return [host for _, host in readable(entries, decode_host)]

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+
+import msgspec
 
 from tokenyard.protocol.control import (
     Acknowledgement,
     Command,
     DesiredState,
     Order,
-    command_fields,
-    encode_acknowledgement,
     encode_desired,
-    order_fields,
 )
-from tokenyard.scripts.calls import Arg, Caller, LostLeadership
+from tokenyard.scripts.calls import Caller, LostLeadership
 
 
 class ControlScripts(Caller):
@@ -28,8 +26,7 @@ class ControlScripts(Caller):
         call after a lost answer commands twice, which is harmless: all commands are idempotent.
         """
         keys = [self.keys.leader, self.keys.control]
-        args: list[Arg] = [token]
-        args += chain.from_iterable(command_fields(command).items())
+        args = [token, "command", msgspec.json.encode(command)]
         answer: bytes = self._run("command", keys, args)
         if not answer:
             raise LostLeadership
@@ -42,8 +39,7 @@ class ControlScripts(Caller):
         since: read it again. A repeated call after a lost answer also returns None.
         """
         keys = [self.keys.desired, self.keys.control, self.keys.events]
-        args: list[Arg] = [order.scope, seen, encode_desired(now)]
-        args += chain.from_iterable(order_fields(order).items())
+        args = [order.scope, seen, encode_desired(now), "signal", msgspec.json.encode(order)]
         answer: bytes = self._run("signal", keys, args)
         return answer.decode() or None
 
@@ -59,5 +55,5 @@ class ControlScripts(Caller):
     def acknowledge(self, command_id: str, acknowledgement: Acknowledgement) -> None:
         """Report the outcome of a command at one worker, and wake the leader."""
         keys = [self.keys.acks(command_id), self.keys.events]
-        packed = encode_acknowledgement(acknowledgement)
+        packed = msgspec.json.encode(acknowledgement)
         self._run("acknowledge", keys, [acknowledgement.worker, packed])

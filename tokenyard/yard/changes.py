@@ -6,13 +6,10 @@ for `tokenyard.broker.connection.translated`.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, Final
-
-import msgspec
 
 from tokenyard.protocol.control import (
     Acknowledgement,
@@ -26,7 +23,7 @@ from tokenyard.protocol.control import (
     said,
     worker_scope,
 )
-from tokenyard.protocol.streams import position
+from tokenyard.protocol.streams import position, readable
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.protocol.yard import Yard
@@ -95,13 +92,10 @@ def read_answers(yard: Yard, ids: Iterable[str]) -> dict[str, dict[str, Acknowle
     pipeline: Any = yard.connection.pipeline(transaction=False)
     for entry in entries:
         pipeline.hgetall(yard.keys.acks(entry))
-    found: dict[str, dict[str, Acknowledgement]] = {}
-    for entry, answers in zip(entries, pipeline.execute(), strict=True):
-        found[entry] = {}
-        for worker, packed in answers.items():
-            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                found[entry][worker.decode()] = decode_acknowledgement(packed)
-    return found
+    return {
+        entry: dict(readable(answers, decode_acknowledgement))
+        for entry, answers in zip(entries, pipeline.execute(), strict=True)
+    }
 
 
 #: Entries of the stream that are read: about all that it keeps.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tests.support.snapshots import make_snapshot, make_view_worker
 from tokenyard.doctor import Evidence, Finding, diagnose
 from tokenyard.doctor.evidence import Disk, KeySample, Kind
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.leader_reports import LAST, Pass, encode_pass
+from tokenyard.protocol.leader_reports import LAST, Pass
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.telemetry.batch_queue import BatchService
 from tokenyard.yard.snapshot import WorkerView
@@ -38,7 +40,7 @@ CONFIG = {
     "timeout": "0",
 }
 SAMPLE = KeySample({"request": Kind(3, 3000)}, {"w.1": 0}, is_whole=True)
-PASS = encode_pass(Pass(at_ms=50_000, took_s=1.5, ledgers=1234, ended=0)).decode()
+PASS = msgspec.json.encode(Pass(at_ms=50_000, took_s=1.5, ledgers=1234, ended=0)).decode()
 HANDSHAKE = {"protocol": str(WIRE_VERSION), LAST: PASS}
 
 

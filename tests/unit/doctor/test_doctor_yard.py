@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.snapshots import make_letter, make_view_worker
@@ -11,7 +12,7 @@ from tests.unit.doctor.evidence import HANDSHAKE, KEYS, found, looked, sound
 from tokenyard.doctor import Evidence, Finding, Verdict
 from tokenyard.doctor.evidence import ConsumerGroup, KeySample, LostEntries
 from tokenyard.protocol.control import DesiredState, DesiredStates
-from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass, encode_pass
+from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
 from tokenyard.yard.snapshot import WorkerView
 from tokenyard.yard.tenants import TenantView
@@ -22,7 +23,7 @@ BROKEN = HostInfo(name="gpu", models=[ModelInfo(name="big", fault="no file", fau
 NOT_LOADED = "big could not be loaded on gpu, 3 times: no file"
 STRAY = KeySample({}, {"w.1": 1, "old.7": 3, "older.2": 0}, is_whole=True)
 LETTER = make_letter("5-0", "it killed its worker")
-ENDED = encode_pass(Pass(at_ms=20_000, took_s=0.1, ledgers=30, ended=7)).decode()
+ENDED = msgspec.json.encode(Pass(at_ms=20_000, took_s=0.1, ledgers=30, ended=7)).decode()
 LOST = LostEntries([f"anon/{at}" for at in range(7)], 100)
 
 
