@@ -8,7 +8,7 @@ or another coordinator leads, and what nobody watched is in no entry.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
@@ -21,7 +21,7 @@ from tokenyard import clock
 from tokenyard.protocol.leader_reports import EVERY_MS, MAX_ENTRIES, HistorySample, history_fields
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.scripts import Scripts
-from tokenyard.telemetry.metrics import trimmed
+from tokenyard.telemetry.metrics import summed, trimmed
 
 log = logging.getLogger("tokenyard.coordinator.recorder")
 
@@ -96,11 +96,8 @@ class HistoryRecorder:
             log.warning("this term has no history: the user of Redis may not write it: %s", error)
 
     def _sample(self) -> HistorySample:
-        before, members, now_ms = (
-            self._watched,
-            self._members.values(),
-            self._roster.broker_time.now_ms,
-        )
+        before, members = self._watched, self._members.values()
+        now_ms = self._roster.broker_time.now_ms
         added = [_added(before.totals.get(one, NOTHING), now) for one, now in self._totals.items()]
         ends = self._ends() - before.ends
         living = [one for one in members if one.lease_ms > now_ms]
@@ -116,7 +113,7 @@ class HistoryRecorder:
             failed=ends + sum(one.failed for one in added),
             tokens=sum(one.tokens for one in added),
             dead=self._deaths() - before.dead,
-            ttft=trimmed(_sum(one.ttft for one in added if one.ttft)),
+            ttft=trimmed(summed(one.ttft for one in added if one.ttft)),
             wait=trimmed(_less(self._waits(), before.wait)),
         )
 
@@ -127,7 +124,7 @@ class HistoryRecorder:
         return sum(self._counts.dead.values())
 
     def _waits(self) -> Sequence[int]:
-        return _sum(one.counts for one in self._counts.queue_wait.values())
+        return summed(one.counts for one in self._counts.queue_wait.values())
 
 
 def _added(before: WorkerTotals, now: WorkerTotals) -> WorkerTotals:
@@ -142,10 +139,6 @@ def _added(before: WorkerTotals, now: WorkerTotals) -> WorkerTotals:
         tokens=now.tokens - before.tokens,
         ttft=_less(now.ttft, before.ttft),
     )
-
-
-def _sum(lists: Iterable[Sequence[int]]) -> list[int]:
-    return [sum(each) for each in zip_longest(*lists, fillvalue=0)]
 
 
 def _less(now: Sequence[int], before: Sequence[int]) -> list[int]:

@@ -7,8 +7,9 @@ endpoint shows the metrics.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 if TYPE_CHECKING:
@@ -36,24 +37,23 @@ class Histogram:
 
     def add(self, other: Histogram) -> None:
         """Add the observations of another histogram."""
-        self.counts = [
-            ours + theirs for ours, theirs in zip(self.counts, other.counts, strict=True)
-        ]
+        self.counts = summed([self.counts, other.counts])
         self.sum_s += other.sum_s
 
     def copy(self) -> Histogram:
         """A copy of its current state."""
         return Histogram(self.counts.copy(), self.sum_s)
 
-    def trimmed(self) -> list[int]:
-        """Its counts, without the empty buckets at the end."""
-        return trimmed(self.counts)
-
 
 def trimmed(counts: Sequence[int]) -> list[int]:
     """Counts by bucket, without the empty buckets at the end."""
     last = max((at for at, count in enumerate(counts, 1) if count), default=0)
     return list(counts[:last])
+
+
+def summed(lists: Iterable[Sequence[int]]) -> list[int]:
+    """Counts by bucket of several histograms together; those at the end may be left out."""
+    return [sum(each) for each in zip_longest(*lists, fillvalue=0)]
 
 
 def quantile_s(counts: Sequence[int], share: float) -> float | None:
@@ -130,7 +130,8 @@ def histograms(metric: Metric, values: Mapping[Labels, Histogram]) -> Family:
 
     family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
     for labels, histogram in values.items():
-        family.add_metric(labels, _cumulative(histogram.counts), histogram.sum_s)
+        buckets = [*zip(_LES, map(float, accumulate(histogram.counts)), strict=True)]
+        family.add_metric(labels, buckets, histogram.sum_s)
     return family
 
 
@@ -151,11 +152,3 @@ def summary(metric: Metric, mean: Mean) -> Family:
     return SummaryMetricFamily(
         metric.name, metric.help, count_value=mean.count, sum_value=mean.total
     )
-
-
-def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
-    total, buckets = 0, []
-    for le, count in zip(_LES, counts, strict=True):
-        total += count
-        buckets.append((le, float(total)))
-    return buckets

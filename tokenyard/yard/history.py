@@ -10,7 +10,6 @@ import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -20,6 +19,7 @@ from tokenyard.protocol.leader_reports import EVERY_MS, HistorySample, parse_his
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.intake_ages import read_oldest_ms
+from tokenyard.telemetry.metrics import summed
 from tokenyard.yard.letters import WholeLetter, dead_letters
 from tokenyard.yard.line import NOBODY, TenantLine, read_line, shares_between
 from tokenyard.yard.snapshot import YardView, read_yard
@@ -252,13 +252,9 @@ def joined(samples: Sequence[HistorySample]) -> HistorySample | None:
         failed=sum(one.failed for one in samples),
         tokens=sum(one.tokens for one in samples),
         dead=sum(one.dead for one in samples),
-        ttft=_sums([one.ttft for one in samples]),
-        wait=_sums([one.wait for one in samples]),
+        ttft=summed(one.ttft for one in samples),
+        wait=summed(one.wait for one in samples),
     )
-
-
-def _sums(lists: Sequence[Sequence[int]]) -> list[int]:
-    return [sum(each) for each in zip_longest(*lists, fillvalue=0)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from tokenyard import clock
 from tokenyard.protocol.keys import split_intake
 from tokenyard.protocol.media import modalities_of
 from tokenyard.protocol.worker_info import WorkerTotals
-from tokenyard.telemetry.metrics import Histogram
+from tokenyard.telemetry.metrics import Histogram, trimmed
 from worker.engines import Finished, RequestError, TokenDelta
 from worker.messages import EngineMetric
 from worker.process.outcomes import End, Expired, Outcome, Remembered, Run, output_tokens
@@ -138,7 +138,7 @@ class RunningStats:
                 failed=self._failed,
                 tokens=self._tokens,
                 ttft_ms=median,
-                ttft=self._ttft.trimmed(),
+                ttft=trimmed(self._ttft.counts),
             )
 
     def counts(self) -> PublishedCounts:
