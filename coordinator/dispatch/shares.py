@@ -11,13 +11,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Final, cast
+from typing import cast
 
 from coordinator.routing.queued_request import QueuedRequest
-from tokenyard.protocol.keys import PriorityClass, split_intake
-
-#: How often each class is served while all of them wait.
-WEIGHTS: Final[Mapping[PriorityClass, int]] = {"high": 16, "normal": 4, "low": 1}
+from tokenyard.protocol.keys import CLASS_WEIGHTS, PriorityClass, split_intake
 
 
 class ClassQueue:
@@ -81,19 +78,20 @@ class ClassQueue:
 
 
 class Shares:
-    """Which class is next, of those with requests: each gets its part of `WEIGHTS`."""
+    """Which class is next, of those with requests: each gets its part of `CLASS_WEIGHTS`."""
 
     def __init__(self) -> None:
-        self._served = dict.fromkeys(WEIGHTS, 0.0)  # when the last request of each class was due
-        self._now = 0.0  # when the last request of all was
+        # When the last request of each class was due, and when the last of all was.
+        self._served = dict.fromkeys(CLASS_WEIGHTS, 0.0)
+        self._now = 0.0
 
     def order(self, queues: Mapping[PriorityClass, ClassQueue]) -> Iterator[QueuedRequest]:
         """The requests of these classes, in the order in which they should be served.
 
         Nothing changes until `note_served`.
         """
-        requests = {name: iter(queues[name]) for name in WEIGHTS if queues.get(name)}
-        due = {name: self._served[name] + 1 / WEIGHTS[name] for name in requests}
+        requests = {name: iter(queues[name]) for name in CLASS_WEIGHTS if queues.get(name)}
+        due = {name: self._served[name] + 1 / CLASS_WEIGHTS[name] for name in requests}
         while due:
             name = min(due, key=due.__getitem__)
             queued = next(requests[name], None)
@@ -101,7 +99,7 @@ class Shares:
                 del due[name]
                 continue
             yield queued
-            due[name] += 1 / WEIGHTS[name]
+            due[name] += 1 / CLASS_WEIGHTS[name]
 
     def join(self, name: PriorityClass) -> None:
         """A request has come into a class that had none."""
@@ -109,7 +107,7 @@ class Shares:
 
     def note_served(self, name: PriorityClass) -> None:
         """A request of this class was served while other classes had requests."""
-        self._served[name] += 1 / WEIGHTS[name]
+        self._served[name] += 1 / CLASS_WEIGHTS[name]
         self._now = self._served[name]
 
 

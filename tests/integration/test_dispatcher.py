@@ -11,17 +11,17 @@ import pytest
 import coordinator.dispatch.dispatcher
 import coordinator.dispatch.wait_reasons
 import coordinator.roster
-from coordinator.dispatch.shares import WEIGHTS
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.schedules import read_decisions
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.protocol.control import ALL, DesiredState, encode_desired
+from tokenyard.protocol.keys import CLASS_WEIGHTS
 from tokenyard.protocol.wire import Request
 
 #: Places in which each class has its share.
-ROUND = sum(WEIGHTS.values())
+ROUND = sum(CLASS_WEIGHTS.values())
 
 
 class TestLateBinding:

@@ -13,7 +13,6 @@ import coordinator.roster
 from coordinator.coordinator import Coordinator
 from coordinator.dispatch.admission import refuse
 from coordinator.dispatch.entries import Entry
-from coordinator.dispatch.shares import WEIGHTS
 from tests.integration.operating import Opened
 from tests.integration.turned_yard import TurnedYard
 from tests.support.builders import make_request, worker_json
@@ -21,12 +20,13 @@ from tests.support.lanes import LONG_MS
 from tests.support.waiting import eventually
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import CLASS_WEIGHTS
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.wire import Request
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, encode_host
 
 #: Places in which each class has its share.
-ROUND = sum(WEIGHTS.values())
+ROUND = sum(CLASS_WEIGHTS.values())
 
 
 class Yard(TurnedYard):

@@ -7,6 +7,7 @@ may use all of them. docs/protocol.md, section "Keys", is the public form of thi
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Final, Literal, cast, get_args
@@ -16,6 +17,9 @@ PriorityClass = Literal["high", "normal", "low"]
 IntakeClass = Literal["retry", "high", "normal", "low"]
 PRIORITY_CLASSES: Final[tuple[PriorityClass, ...]] = get_args(PriorityClass)
 INTAKE_CLASSES: Final[tuple[IntakeClass, ...]] = get_args(IntakeClass)
+
+#: How often each class is served while all of them wait, see docs/run.md, "Who is served first".
+CLASS_WEIGHTS: Final[Mapping[PriorityClass, int]] = {"high": 16, "normal": 4, "low": 1}
 
 #: Final states of a line of a batch job.
 LINE_STATES: Final = ("completed", "failed")

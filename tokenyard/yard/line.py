@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from tokenyard.protocol.keys import (
+    CLASS_WEIGHTS,
     PRIORITY_CLASSES,
     TENANTS_WAITING,
     IntakeClass,
-    PriorityClass,
     split_intake,
 )
 from tokenyard.protocol.streams import whole
@@ -199,8 +199,6 @@ def _named(tenants: Sequence[str]) -> str:
 
 
 T = TypeVar("T")
-#: How classes share, see docs/run.md, "Who is served first".
-CLASS_WEIGHTS: Final[Mapping[PriorityClass, int]] = {"high": 16, "normal": 4, "low": 1}
 
 
 def seconds_by_class(

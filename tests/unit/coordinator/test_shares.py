@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.dispatch.backlog import ModelQueue
-from coordinator.dispatch.shares import WEIGHTS
 from coordinator.routing.queued_request import QueuedRequest
-from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
+from tokenyard.protocol.keys import CLASS_WEIGHTS, PRIORITY_CLASSES, PriorityClass
 
-ALL = sum(WEIGHTS.values())
+ALL = sum(CLASS_WEIGHTS.values())
 
 
 def queued(name: str, intake: PriorityClass = "normal", client: str = "ann") -> QueuedRequest:
@@ -55,8 +54,8 @@ class TestClasses:
 
         served = serve(queue, 40 * ALL, batch)
 
-        assert classes(served) == {name: 40 * weight for name, weight in WEIGHTS.items()}
-        assert classes(served[:ALL]) == WEIGHTS, "in each round, not only in the end"
+        assert classes(served) == {name: 40 * weight for name, weight in CLASS_WEIGHTS.items()}
+        assert classes(served[:ALL]) == CLASS_WEIGHTS, "in each round, not only in the end"
 
     @pytest.mark.long
     def test_shares_hold_during_minutes_of_a_flood(self) -> None:
@@ -70,7 +69,7 @@ class TestClasses:
 
         total = served.total()
         assert total == 120_000
-        for name, weight in WEIGHTS.items():
+        for name, weight in CLASS_WEIGHTS.items():
             assert served[name] / total == pytest.approx(weight / ALL, rel=0.001)
 
     @pytest.mark.parametrize("flood", PRIORITY_CLASSES)

@@ -7,7 +7,6 @@ import pytest
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.tenants import TenantSettings
 from tokenyard.yard.line import (
-    CLASS_WEIGHTS,
     InLine,
     TenantLine,
     seconds_by_class,
@@ -17,12 +16,6 @@ from tokenyard.yard.line import (
 
 def tenant(name: str, waiting: int, weight: float = 1.0) -> InLine:
     return InLine(name, waiting, 0, 0.0, 0.0, TenantSettings(weight=weight))
-
-
-def test_classes_share_as_the_dispatcher_does() -> None:
-    from coordinator.dispatch.shares import WEIGHTS
-
-    assert CLASS_WEIGHTS == WEIGHTS
 
 
 def test_retries_are_first_and_classes_share() -> None:
