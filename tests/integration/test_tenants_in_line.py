@@ -189,7 +189,8 @@ def test_show_has_what_counts_for_a_limit_and_what_it_has_refused(
     (one,) = read_tenants(yard)
     assert one.waiting == 4
     assert one.refused == one.refused_lately == {"tokens_per_minute": 11}
-    assert read_windows(yard, "ann") == {
+    [windows] = read_windows(yard, ["ann"])
+    assert windows == {
         "tokens_per_minute": 76,
         "tokens_per_day": 76,
     }

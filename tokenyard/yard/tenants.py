@@ -127,14 +127,8 @@ def stored_tenants(yard: Yard) -> dict[str, bytes]:
     return {name.decode(errors="replace"): packed for name, packed in found.items()}
 
 
-def read_windows(yard: Yard, name: str) -> dict[str, int]:
-    """The tokens that count for a tenant in this minute and day, by limit; see `token_windows`."""
-    [found] = read_each_windows(yard, [name])
-    return found
-
-
-def read_each_windows(yard: Yard, names: Iterable[str]) -> list[dict[str, int]]:
-    """The same for several tenants, in their order."""
+def read_windows(yard: Yard, names: Iterable[str]) -> list[dict[str, int]]:
+    """The tokens that count for each tenant in this minute and day, by limit."""
     pipeline: Any = yard.connection.pipeline(transaction=False)
     pipeline.time()
     for name in names:

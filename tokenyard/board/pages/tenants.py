@@ -26,9 +26,9 @@ from tokenyard.yard.tenants import (
     failures_text,
     limits_used,
     list_tenants,
-    read_each_windows,
     read_held,
     read_tenants,
+    read_windows,
     search_tenants,
     value_text,
 )
@@ -114,7 +114,7 @@ def _rows(
 ) -> list[Row]:
     tenants = list(filter(None, names))
     views = {one.name: one for one in read_tenants(yard, tenants)}
-    windows = dict(zip(tenants, read_each_windows(yard, tenants), strict=True))
+    windows = dict(zip(tenants, read_windows(yard, tenants), strict=True))
     wanted = line.wanted
     return [
         Row(

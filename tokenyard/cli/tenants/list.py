@@ -97,7 +97,7 @@ def show(ctx: click.Context, tenant: str, as_json: bool) -> None:
     with opened(ctx.obj) as yard:
         found = read_tenants(yard)
         one = find_tenant(found, tenant)
-        used, wanted = read_windows(yard, tenant), read_line(yard).wanted
+        [used], wanted = read_windows(yard, [tenant]), read_line(yard).wanted
     if as_json:
         say(msgspec.json.encode({**_fields(wanted, one), "used": used}))
         return
