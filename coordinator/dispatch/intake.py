@@ -149,11 +149,9 @@ class Intake:
         again: then its first entry is not known, and all are read again.
         """
         may_audit = clock.monotonic() >= self._next_audit
-        pipeline = self._yard.connection.pipeline(transaction=False)
-        for name in INTAKE_CLASSES:
-            pipeline.xlen(self._yard.keys.intake(name))
-        pipeline.zcard(self._yard.keys.line)
-        *lengths, in_line = pipeline.execute()
+        ask = [("XLEN", self._yard.keys.intake(name)) for name in INTAKE_CLASSES]
+        ask.append(("ZCARD", self._yard.keys.line))
+        *lengths, in_line = ask_all(self._yard.connection, ask)
         self.tenants.refresh(in_line)
         for name, length in zip(INTAKE_CLASSES, lengths, strict=True):
             count = self.backlog.count(name)
