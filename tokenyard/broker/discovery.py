@@ -133,11 +133,9 @@ class LocatingConnection(redis.Connection):
         try:
             return super().read_response(*args, **options)
         except redis.ResponseError as error:
-            if not _is_moved(error):
-                raise
-            self._book.note(error)
+            moved = _moved(self, self._book, error)
             self.disconnect()  # type: ignore[no-untyped-call]
-            raise ServerMoved(_moved(self.host, self.port, error)) from error
+            raise moved from error
 
 
 class LocatingTlsConnection(LocatingConnection, TlsConnection):
@@ -160,23 +158,23 @@ class AsyncLocatingConnection(redis.asyncio.Connection):
         try:
             return await super().read_response(*args, **options)
         except redis.ResponseError as error:
-            if not _is_moved(error):
-                raise
-            self._book.note(error)
+            moved = _moved(self, self._book, error)
             await self.disconnect()
-            raise ServerMoved(_moved(self.host, self.port, error)) from error
+            raise moved from error
 
 
 class AsyncLocatingTlsConnection(AsyncLocatingConnection, AsyncTlsConnection):
     """`AsyncLocatingConnection` over TLS."""
 
 
-def _is_moved(error: redis.ResponseError) -> bool:
-    return isinstance(error, _MOVED) or str(error).startswith("UNBLOCKED")
-
-
-def _moved(host: str, port: int, error: redis.ResponseError) -> str:
+def _moved(
+    at: redis.Connection | redis.asyncio.Connection, book: AddressBook, error: redis.ResponseError
+) -> ServerMoved:
+    """What to raise where the server does not hold the yard; any other error is raised again."""
     reason = str(error)
+    if not isinstance(error, _MOVED) and not reason.startswith("UNBLOCKED"):
+        raise error
+    book.note(error)
     if isinstance(error, exceptions.MovedError):
         reason = f"{error.host}:{error.port} does"
-    return f"{host}:{port} does not serve this yard now: {reason}"
+    return ServerMoved(f"{at.host}:{at.port} does not serve this yard now: {reason}")
