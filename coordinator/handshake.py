@@ -216,5 +216,5 @@ class Handshake:
                 (only or b"").decode(),
             )
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._counts.found_bad("info")
+            self._counts.bad["info"] += 1
             log.warning("cannot read the models in the handshake, writing them again: %s", error)

@@ -144,15 +144,12 @@ class Dispatcher:
         tenants = self._intake.tenants
         if self._backlog.late(1) or (has_dispatched and is_busy):
             self._patience_ms = 0
-        elif tenants.is_in_use and self._has_idle_room() and tenants.look_behind():
-            self._patience_ms = 0  # perhaps somebody far back in line wants it, or held before
+        elif tenants.is_in_use and self._room() and tenants.look_behind():
+            # Room that nobody known wants, or may have: perhaps somebody far back in line does.
+            self._patience_ms = 0
         elif self._backlog.next_ms is not None:
             left_ms = self._backlog.next_ms - self._roster.broker_time.now_ms
             self._patience_ms = max(1, min(self._patience_ms, math.ceil(left_ms)))
-
-    def _has_idle_room(self) -> bool:
-        """Whether there is room that nobody known wants, or may have."""
-        return any(lanes.room for lanes in self._roster.lanes.values())
 
     def demands(self) -> list[Demand]:
         """What could run if its model had a worker; requests in back-off are excluded."""
@@ -199,12 +196,9 @@ class Dispatcher:
         for queued in strays:
             by_class.setdefault(cast(PriorityClass, queued.intake), []).append(queued)
         for name, moved in by_class.items():
-            entries = [
-                Transfer(one.entry, one.tenant, one.client, one.id, one.digest) for one in moved
-            ]
-            for queued, answer in zip(
-                moved, self._scripts.transfer(token, name, entries), strict=True
-            ):
+            entries = [Transfer(m.entry, m.tenant, m.client, m.id, m.digest) for m in moved]
+            answers = self._scripts.transfer(token, name, entries)
+            for queued, answer in zip(moved, answers, strict=True):
                 if answer.code is Transferred.QUOTA:
                     self.refuse(token, queued, refuse_quota(queued, answer))
         self._intake.tenants.wake("")

@@ -362,10 +362,8 @@ class TenantStreams:
             elif not has_room:
                 continue
             open_ += [pair for pair in held if pair[0] not in exhausted and 2 * pair[1] <= most]
-        share, spare = (
-            max(LOOK_AHEAD, self._max_batch // max(1, len(open_))),
-            self._max_batch,
-        )
+        share = max(LOOK_AHEAD, self._max_batch // max(1, len(open_)))
+        spare = self._max_batch
         found: list[Slice] = []
         for intake, number in open_:
             size = min(share, most - number)

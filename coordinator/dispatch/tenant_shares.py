@@ -145,9 +145,8 @@ class TenantShares:
             return 0.0
         state = self.state(tenant)
         weight, output = state.settings.weight, min(state.usual, queued.max_output)
-        return queued.tokens * (self._input_weight / weight) + output * (
-            self._output_weight / weight
-        )
+        per_input, per_output = self._input_weight / weight, self._output_weight / weight
+        return queued.tokens * per_input + output * per_output
 
     def order(
         self, queues: Mapping[str, Iterable[QueuedRequest]], spent: Mapping[str, float]

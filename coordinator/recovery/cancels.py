@@ -54,7 +54,7 @@ class CancelRequests:
         for entry, fields in cancels:
             client = parse_name(fields.get(b"client", b""))
             if client is None:
-                self._counts.found_bad("cancels")
+                self._counts.bad["cancels"] += 1
                 log.warning("removed an entry of the cancels that names no client: %s", entry)
                 done.append(entry)
                 continue
@@ -79,7 +79,7 @@ class CancelRequests:
         if position(last.decode())[0] < FAR_FUTURE_MS or self._yard.connection.xlen(cancels):
             return
         self._yard.connection.delete(cancels)
-        self._counts.found_bad("cancels")
+        self._counts.bad["cancels"] += 1
         log.warning("deleted the stream of cancels: its last entry was %s", last.decode())
 
     def _serve(self, client: str) -> bool:
@@ -98,7 +98,7 @@ class CancelRequests:
         """
         name = parse_id(request_id)
         if name is None:
-            self._counts.found_bad("cancels")
+            self._counts.bad["cancels"] += 1
             log.warning("removed an invalid id from the cancels of %s", client)
         else:
             code = self._scripts.cancel(client, name, "cancelled by the client")

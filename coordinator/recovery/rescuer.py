@@ -32,12 +32,7 @@ SILENCE_S: Final = 2.0
 class Rescuer:
     """Moves the lanes of lost workers back to the intake, a bounded batch in a turn."""
 
-    def __init__(
-        self,
-        scripts: Scripts,
-        roster: Roster,
-        counts: CoordinatorCounts,
-    ) -> None:
+    def __init__(self, scripts: Scripts, roster: Roster, counts: CoordinatorCounts) -> None:
         self._yard = scripts.yard
         self._scripts = scripts
         self._roster = roster
@@ -92,14 +87,11 @@ class Rescuer:
         left = self._scripts.rescue(token, worker, batch, trials, base_model=base_model)
         if left <= 0:
             self._analyses.pop(worker, None)
-        self._count(worker, sum(b"attempt" in fields for _, fields in entries))
+        count = sum(b"attempt" in fields for _, fields in entries)
+        self._counts.took_back(member.lease_ms if member else 0, count)
         took_ms = (clock.monotonic() - began) * 1000
         log.warning("rescued %d of %s, %d left, %.0f ms", len(batch), worker, left, took_ms)
         return left
-
-    def _count(self, worker: str, count: int) -> None:
-        member = self._roster.members.get(worker)
-        self._counts.took_back(member.lease_ms if member else 0, count)
 
     def _analysis(self, worker: str) -> CrashAnalysis:
         """Which requests are suspects if this worker crashed; the script knows whether it did."""

@@ -173,7 +173,7 @@ class Sweeper:
             client = parse_name(raw)
             if client is None:
                 self._yard.connection.zrem(self._yard.keys.clients, raw)
-                self._counts.found_bad("clients")
+                self._counts.bad["clients"] += 1
                 log.warning("removed %r from the clients: it is not a name", raw[:_SHOWN])
                 continue
             self._cancel_all(client)
@@ -189,7 +189,7 @@ class Sweeper:
         for raw in ids or ():
             request_id = parse_id(raw)
             if request_id is None:
-                self._counts.found_bad("clients")
+                self._counts.bad["clients"] += 1
             else:
                 code = self._scripts.cancel(client, request_id, "its client has disappeared")
                 if code is not Cancelled.OVER:

@@ -89,8 +89,11 @@ def megatron(lanes: Sequence[Lane], last: str, matches: Matches) -> Pick | None:
         return None
     if not matches:
         return Pick(min(open_lanes, key=lambda lane: lane.load), "no worker has its prefix")
-    lane = max(open_lanes, key=lambda lane: (score(lane, matches), _recency(lane, matches)))
-    return _matched(lane, matches)
+
+    def rank(lane: Lane) -> tuple[float, int]:
+        return score(lane, matches), matches.get(lane.worker, NO_MATCH).recency
+
+    return _matched(max(open_lanes, key=rank), matches)
 
 
 def score(lane: Lane, matches: Matches) -> float:
@@ -110,10 +113,6 @@ def _matched(lane: Lane | None, matches: Matches) -> Pick | None:
     if lane is None:
         return None
     return Pick(lane, str(matches.get(lane.worker, "an emptier lane than that with its prefix")))
-
-
-def _recency(lane: Lane, matches: Matches) -> int:
-    return matches.get(lane.worker, NO_MATCH).recency
 
 
 def _least_loaded(lanes: Sequence[Lane], last: str, reason: str) -> Pick | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final
 
 from coordinator.routing.affinity import Match
@@ -70,7 +71,7 @@ class Prefixes:
             known = self._known.get(worker)
             if known is None or not (worker == home or (blocks and blocks[0] in known.blocks)):
                 continue
-            depth = _depth(known.blocks, blocks)
+            depth = sum(1 for _ in takewhile(known.blocks.__contains__, blocks))
             recency = known.blocks[blocks[depth - 1]] if depth else 0
             found[worker] = Match(depth, len(blocks), recency, worker == home)
         return found
@@ -97,13 +98,3 @@ class Prefixes:
         most = min(most, MOST_OF_ALL // len(self._known))
         while len(known.blocks) > most:
             known.blocks.popitem(last=False)
-
-
-def _depth(known: Mapping[int, int], blocks: Iterable[int]) -> int:
-    """How many blocks are known, counted from the first."""
-    depth = 0
-    for block in blocks:
-        if block not in known:
-            break
-        depth += 1
-    return depth

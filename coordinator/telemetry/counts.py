@@ -72,10 +72,6 @@ class CoordinatorCounts:
         """Requests were taken back from a worker whose lease ended so."""
         self.taken_back[_WHY_BY_LEASE.get(lease_ms, "lost")] += count
 
-    def found_bad(self, place: str) -> None:
-        """An unreadable value was removed."""
-        self.bad[place] += 1
-
     def buried(self, reason: str = "UNANSWERABLE") -> None:
         """An entry whose sender cannot be answered became a dead letter."""
         self.dead[reason] += 1

@@ -18,7 +18,6 @@ from tokenyard.client.lease import ClientLease
 from tokenyard.client.ledger import (
     Cancellation,
     RequestState,
-    place_command,
     read_status,
     status_commands,
 )
@@ -289,7 +288,8 @@ class Canceller:
 
     def _place(self, request_id: str) -> Steps[tuple[str, str]]:
         """State and place of a request, from its ledger."""
-        [seen] = yield Ask([place_command(self._state.keys, self._state.client_id, request_id)])
+        ledger = self._state.keys.ledger(self._state.client_id, request_id)
+        [seen] = yield Ask([("HMGET", ledger, *scripts.PLACE_FIELDS)])
         return scripts.place_of(seen)
 
     def _catch_up(self, request_id: str) -> Steps[None]:

@@ -17,7 +17,6 @@ from tokenyard.client.operations import Command
 from tokenyard.protocol.errors import UnknownRequest
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import TERMINAL
-from tokenyard.scripts.client import PLACE_FIELDS
 
 _STATUS_FIELDS: Final = ("state", "sid", "worker", "attempt", "crashes")
 _SNAPSHOT_FIELDS: Final = ("state", "result", "digest", "cached")
@@ -72,11 +71,6 @@ def read_status(request_id: str, answers: Sequence[Any]) -> RequestState:
         crashes=int(crashes or 0),
         tokens_published=published // 4,
     )
-
-
-def place_command(keys: Keys, client: str, request_id: str) -> Command:
-    """The command for `tokenyard.scripts.client.place_of`."""
-    return ("HMGET", keys.ledger(client, request_id), *PLACE_FIELDS)
 
 
 def unknown(request_id: str) -> UnknownRequest:

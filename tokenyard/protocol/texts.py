@@ -17,10 +17,10 @@ def span(ms: float) -> str:
     seconds = max(0.0, ms) / 1000
     if seconds < 10:
         return f"{seconds:.1f} s"
-    for size, unit in ((60, "s"), (3600, "m"), (86400, "h")):
-        if seconds < size:
-            return f"{seconds / (size / 60 if unit != 'h' else 3600):.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def span_ms(text: str) -> int:

@@ -13,7 +13,7 @@ from tokenyard.protocol.control import (
     Order,
     encode_desired,
 )
-from tokenyard.scripts.calls import Caller, LostLeadership
+from tokenyard.scripts.calls import Arg, Caller, LostLeadership
 
 
 class ControlScripts(Caller):
@@ -26,7 +26,7 @@ class ControlScripts(Caller):
         call after a lost answer commands twice, which is harmless: all commands are idempotent.
         """
         keys = [self.keys.leader, self.keys.control]
-        args = [token, "command", msgspec.json.encode(command)]
+        args: list[Arg] = [token, "command", msgspec.json.encode(command)]
         answer: bytes = self._run("command", keys, args)
         if not answer:
             raise LostLeadership
@@ -39,7 +39,8 @@ class ControlScripts(Caller):
         since: read it again. A repeated call after a lost answer also returns None.
         """
         keys = [self.keys.desired, self.keys.control, self.keys.events]
-        args = [order.scope, seen, encode_desired(now), "signal", msgspec.json.encode(order)]
+        args: list[Arg] = [order.scope, seen, encode_desired(now)]
+        args += ["signal", msgspec.json.encode(order)]
         answer: bytes = self._run("signal", keys, args)
         return answer.decode() or None
 

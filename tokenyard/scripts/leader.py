@@ -76,10 +76,8 @@ class LeaderScripts(Caller):
         """
         keys = [self.keys.leader, self.keys.info, self.keys.leases]
         keys += [self.keys.departed, self.keys.events]
-        fenced: int = self._run_as_leader(
-            "recognize", keys, [token, server, int(was_replica), replication, replaces]
-        )
-        return fenced
+        args: list[Arg] = [token, server, int(was_replica), replication, replaces]
+        return int(self._run_as_leader("recognize", keys, args))
 
     def dispatch(self, token: str, moves: Sequence[Move]) -> list[Dispatched]:
         """Move entries to lanes; one code for each."""
@@ -101,9 +99,8 @@ class LeaderScripts(Caller):
             keys += [self.keys.intake(intake), self.keys.lane(worker)]
             args += [intake, worker, limit, mode]
         keys += [self.keys.ledger(move.client, move.request_id) for move in moves]
-        return codes(
-            Dispatched, self._run_as_leader("dispatch", keys, args + items + charges), len(moves)
-        )
+        answers = self._run_as_leader("dispatch", keys, args + items + charges)
+        return codes(Dispatched, answers, len(moves))
 
     def transfer(
         self, token: str, priority_class: PriorityClass, entries: Sequence[Transfer]
@@ -123,10 +120,8 @@ class LeaderScripts(Caller):
 
         "" stands for the common intakes, in line only while others are.
         """
-        waiting: int = self._run_as_leader(
-            "recount", [self.keys.leader, self.keys.line], [token, tenant]
-        )
-        return waiting
+        keys = [self.keys.leader, self.keys.line]
+        return int(self._run_as_leader("recount", keys, [token, tenant]))
 
     def answer(
         self,
@@ -193,8 +188,7 @@ class LeaderScripts(Caller):
             keys.append(self.keys.choices(client, request_id))
             trial = trials[at] if trials else 0
             args += [entry, "" if trial is None else trial]
-        left: int = self._run_as_leader("rescue", keys, args)
-        return left
+        return int(self._run_as_leader("rescue", keys, args))
 
     def acquit(
         self,
@@ -304,10 +298,8 @@ class LeaderScripts(Caller):
         than ``longest_ms``. Returns how many were corrected of the kind of which most were.
         """
         keys = [self.keys.leader, self.keys.leases, self.keys.clients]
-        moved: int = self._run_as_leader(
-            "shift_leases", keys, [token, round(ahead_ms), longest_ms, count]
-        )
-        return moved
+        args: list[Arg] = [token, round(ahead_ms), longest_ms, count]
+        return int(self._run_as_leader("shift_leases", keys, args))
 
 
 def _transferred(code: int, text: bytes, retry_after_ms: int = 0) -> TransferAnswer:

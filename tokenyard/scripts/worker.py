@@ -58,8 +58,7 @@ class WorkerScripts(Caller):
         """
         keys = [self.keys.leases, self.keys.workers, self.keys.lane(worker), self.keys.events]
         keys += [self.keys.departed, self.keys.quarantine]
-        left: int = self._run("retire", keys, [worker, why, reason])
-        return left
+        return int(self._run("retire", keys, [worker, why, reason]))
 
     def publish_host(self, host: HostInfo) -> None:
         """Publish the models of a host; a plain command, which a server without memory refuses."""
@@ -81,17 +80,10 @@ class WorkerScripts(Caller):
         request = assignment.request
         keys = [self.keys.leases, self.keys.lane(worker), self.keys.capacity]
         keys += [self.keys.intake("retry"), self.keys.quarantine]
-        keys += [self.keys.ledger(request.client, request.id)]
-        keys += [self.keys.tokens(request.client, request.id)]
-        keys += [self.keys.choices(request.client, request.id)]
-        args: list[Arg] = [
-            worker,
-            assignment.entry,
-            assignment.attempt,
-            pause_ms,
-            error,
-            base_model,
-        ]
+        name = (request.client, request.id)
+        keys += [self.keys.ledger(*name), self.keys.tokens(*name), self.keys.choices(*name)]
+        args: list[Arg] = [worker, assignment.entry, assignment.attempt, pause_ms, error]
+        args.append(base_model)
         return HandedBack(self._run("hand_back", keys, args))
 
     def count_published(self, assignment: Assignment) -> int:
@@ -143,9 +135,9 @@ class WorkerScripts(Caller):
     def finish(self, worker: str, results: Sequence[Publication]) -> list[Published]:
         """Publish results and free their places; one code for each, in their order."""
         keys = [self.keys.leases, self.keys.lane(worker), self.keys.capacity]
-        keys += [self.keys.quarantine]
-        args: list[Arg] = [worker, self._reply_maxlen]
-        args.append(sum(item.assignment.request.work for item in results))
+        keys.append(self.keys.quarantine)
+        work = sum(item.assignment.request.work for item in results)
+        args: list[Arg] = [worker, self._reply_maxlen, work]
         order = _by_destination(self.keys, results)
         for (stream, kind), group in order:
             keys.append(stream)
