@@ -77,9 +77,7 @@ class Coordinator:
         )
         yard = Yard(connection, keys, settings.redis_url)
         self._scripts = scripts = Scripts(
-            yard,
-            reply_maxlen=settings.reply_maxlen,
-            dead_maxlen=settings.dead_maxlen,
+            yard, reply_maxlen=settings.reply_maxlen, dead_maxlen=settings.dead_maxlen
         )
         self._counts = counts = CoordinatorCounts()
         self._tracer = Tracer("tokenyard-coordinator", settings.name, settings.otlp_endpoint)

@@ -43,9 +43,8 @@ class Intake:
     def __init__(self, yard: Yard, settings: CoordinatorSettings) -> None:
         self.backlog = Backlog(
             TenantShares(
-                input_weight=settings.input_token_weight,
-                output_weight=settings.output_token_weight,
-            ),
+                input_weight=settings.input_token_weight, output_weight=settings.output_token_weight
+            )
         )
         self.tenants = TenantIntakes(yard, self.backlog, settings)
         self._yard = yard

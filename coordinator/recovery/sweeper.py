@@ -20,12 +20,7 @@ from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import (
-    INTAKE_CLASSES,
-    PRIORITY_CLASSES,
-    IntakeClass,
-    PriorityClass,
-)
+from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass, PriorityClass
 from tokenyard.protocol.parse import parse_id, parse_name, parse_request
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Refused, Request

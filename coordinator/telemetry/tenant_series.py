@@ -129,11 +129,7 @@ class TenantUsageCounts:
         self._is_allowed = True
 
     def read(
-        self,
-        yard: Yard,
-        token: str,
-        tenants: Sequence[str],
-        models: Collection[str],
+        self, yard: Yard, token: str, tenants: Sequence[str], models: Collection[str]
     ) -> Mapping[str, Counter[str]]:
         """Look at these tenants, and forget others; their counts by name and what is counted.
 
@@ -242,13 +238,7 @@ class TenantSeries:
         self._usage = TenantUsageCounts()
 
     def read(
-        self,
-        yard: Yard,
-        token: str,
-        models: Collection[str],
-        *,
-        waiting: int,
-        running: int,
+        self, yard: Yard, token: str, models: Collection[str], *, waiting: int, running: int
     ) -> Iterator[Family]:
         """Their metrics in the term of this token, of the requests that wait and run in all."""
         figures = self._choose(yard)

@@ -15,12 +15,7 @@ from tokenyard.broker.outage import Backoff
 from tokenyard.client.build import RequestBuilder
 from tokenyard.client.handshake import YardInfo, read_yard
 from tokenyard.client.lease import ClientLease
-from tokenyard.client.ledger import (
-    Cancellation,
-    RequestState,
-    read_status,
-    status_commands,
-)
+from tokenyard.client.ledger import Cancellation, RequestState, read_status, status_commands
 from tokenyard.client.operations import Ask, Delay, Operation, Steps
 from tokenyard.client.pending import PendingRequest
 from tokenyard.client.router import ReplyRouter, read_entries

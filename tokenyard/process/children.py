@@ -86,9 +86,7 @@ def start_child(
 
 
 def stop_child(
-    process: subprocess.Popen[bytes],
-    grace_s: float,
-    hurry: Callable[[], bool] = lambda: False,
+    process: subprocess.Popen[bytes], grace_s: float, hurry: Callable[[], bool] = lambda: False
 ) -> int:
     """End a child and its process group; returns its exit status.
 

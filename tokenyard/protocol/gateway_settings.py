@@ -8,13 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tokenyard.protocol.http_settings import (
-    MAX_STREAMS,
-    SESSION_S,
-    ContentRule,
-    HttpSettings,
-    Port,
-)
+from tokenyard.protocol.http_settings import MAX_STREAMS, SESSION_S, ContentRule, HttpSettings, Port
 from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES
 from tokenyard.protocol.settings import AtLeastOne, NotNegative, Positive, default_name
 

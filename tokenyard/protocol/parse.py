@@ -180,9 +180,7 @@ def why_no_pooling_param(name: str) -> str:
     return f"there is no such parameter{did_you_mean(name, known)}"
 
 
-def parse_params(
-    fields: Mapping[bytes, bytes],
-) -> tuple[SamplingParams | PoolingParams, list[str]]:
+def parse_params(fields: Mapping[bytes, bytes]) -> tuple[SamplingParams | PoolingParams, list[str]]:
     """The parameters of an entry, and the names of those sampling parameters that it sets.
 
     Raises `InvalidRequest`.
@@ -459,9 +457,7 @@ def _template(common: bytes) -> Request | None:
 
 
 def _parse_request(
-    fields: Mapping[bytes, bytes],
-    defaults: Mapping[str, Any],
-    unread: InvalidRequest | None = None,
+    fields: Mapping[bytes, bytes], defaults: Mapping[str, Any], unread: InvalidRequest | None = None
 ) -> Request | Refused | Unanswerable:
     """``unread`` is what is wrong with the field ``common``, for which it is refused."""
     try:

@@ -313,11 +313,7 @@ def decode_cached(kept: bytes | None) -> tuple[int | None, int | None]:
 
 
 def refusal(
-    request: Request | Refused,
-    code: Code,
-    message: str,
-    *,
-    published: bytes = b"",
+    request: Request | Refused, code: Code, message: str, *, published: bytes = b""
 ) -> Reply:
     """The result of a request that ends without an engine; its status follows from the code."""
     return Reply(

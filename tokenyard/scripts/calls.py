@@ -151,11 +151,7 @@ class Caller:
     """Calls scripts of one yard over one synchronous connection pool."""
 
     def __init__(
-        self,
-        yard: Yard,
-        *,
-        reply_maxlen: int = 10_000,
-        dead_maxlen: int = 10_000,
+        self, yard: Yard, *, reply_maxlen: int = 10_000, dead_maxlen: int = 10_000
     ) -> None:
         self.keys = yard.keys
         self.yard = yard

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tokenyard.protocol.control import (
-    Acknowledgement,
-    Command,
-    DesiredState,
-    Order,
-    encode_desired,
-)
+from tokenyard.protocol.control import Acknowledgement, Command, DesiredState, Order, encode_desired
 from tokenyard.scripts.calls import Arg, Caller, LostLeadership
 
 

@@ -191,13 +191,7 @@ class LeaderScripts(Caller):
         return int(self._run_as_leader("rescue", keys, args))
 
     def acquit(
-        self,
-        token: str,
-        worker: str,
-        mark: str,
-        members: Sequence[tuple[str, str]],
-        *,
-        keep: bool,
+        self, token: str, worker: str, mark: str, members: Sequence[tuple[str, str]], *, keep: bool
     ) -> bool:
         """Acquit a group on trial, given as (client, request id); ``mark`` is its mark as read.
 

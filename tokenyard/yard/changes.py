@@ -55,12 +55,7 @@ class RecentCommand:
 
 
 def recent_commands(
-    yard: Yard,
-    most: int,
-    *,
-    model: str = "",
-    worker: str = "",
-    verbs: AbstractSet[Verb] = PLACING,
+    yard: Yard, most: int, *, model: str = "", worker: str = "", verbs: AbstractSet[Verb] = PLACING
 ) -> list[RecentCommand]:
     """The newest commands with these verbs, the newest first.
 

@@ -13,11 +13,7 @@ from typing import Any, Final
 
 from tokenyard import clock
 from tokenyard.protocol.errors import Code, InvalidRequest
-from tokenyard.protocol.keys import (
-    PRIORITY_CLASSES,
-    intake_name,
-    split_intake,
-)
+from tokenyard.protocol.keys import PRIORITY_CLASSES, intake_name, split_intake
 from tokenyard.protocol.parse import parse_owner, unfold
 from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.wire import unpack_tokens
@@ -210,12 +206,7 @@ def named_heads(yard: Yard, names: Sequence[str]) -> Iterator[list[tuple[str, De
 
 
 def _pieces(
-    yard: Yard,
-    first: str,
-    last: str,
-    *,
-    at_once: int,
-    newest_first: bool,
+    yard: Yard, first: str, last: str, *, at_once: int, newest_first: bool
 ) -> Iterator[list[DeadLetter]]:
     """The letters between two, in pieces whose size follows from that of the letters before."""
     ask: Any = yard.connection.xrevrange if newest_first else yard.connection.xrange

@@ -390,11 +390,7 @@ class _Search:
     def _scan(self) -> Iterator[list[Owned]]:
         query, budget = self._query, Budget(self._query.most_keys)
         scan = LedgerSearch(
-            self._yard,
-            budget,
-            client=query.client,
-            request_id=query.id,
-            cursor=query.cursor,
+            self._yard, budget, client=query.client, request_id=query.id, cursor=query.cursor
         )
         yield from scan.pages()
         self._cursor = scan.cursor
@@ -472,11 +468,7 @@ class Owners:
 
 
 def find_owners(
-    yard: Yard,
-    request_id: str,
-    *,
-    most_keys: int = MOST_KEYS,
-    most_entries: int = MOST_ENTRIES,
+    yard: Yard, request_id: str, *, most_keys: int = MOST_KEYS, most_entries: int = MOST_ENTRIES
 ) -> Owners:
     """Find the clients of an id: first `anon`, then by SCAN, then among the waiting requests.
 

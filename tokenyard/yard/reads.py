@@ -76,13 +76,7 @@ class LedgerSearch:
     """
 
     def __init__(
-        self,
-        yard: Yard,
-        budget: Budget,
-        *,
-        client: str = "",
-        request_id: str = "",
-        cursor: int = 0,
+        self, yard: Yard, budget: Budget, *, client: str = "", request_id: str = "", cursor: int = 0
     ) -> None:
         self._yard = yard
         self._budget = budget

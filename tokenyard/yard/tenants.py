@@ -15,13 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from tokenyard.protocol.keys import (
-    MAX_TENANT,
-    PRIORITY_CLASSES,
-    Keys,
-    intake_name,
-    is_tenant,
-)
+from tokenyard.protocol.keys import MAX_TENANT, PRIORITY_CLASSES, Keys, intake_name, is_tenant
 from tokenyard.protocol.streams import unix_ms, whole
 from tokenyard.protocol.tenants import (
     DAY,

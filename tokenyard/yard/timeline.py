@@ -12,11 +12,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from tokenyard.client.ledger import unknown
-from tokenyard.protocol.keys import (
-    INTAKE_CLASSES,
-    is_intake,
-    split_intake,
-)
+from tokenyard.protocol.keys import INTAKE_CLASSES, is_intake, split_intake
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import Provenance, Result, decode_reply, to_result
 from tokenyard.protocol.streams import unix_ms, whole
@@ -275,10 +271,7 @@ def _ledger_of_plain_entry(yard: Yard, client: str, request_id: str) -> Fields:
 
 
 def _waits_for(
-    yard: Yard,
-    ledger: Fields,
-    line: TenantLine,
-    now_ms: int,
+    yard: Yard, ledger: Fields, line: TenantLine, now_ms: int
 ) -> tuple[str, list[Pause]]:
     """Why a request waits, in words, and the pauses that it waits for."""
     state = text_of_field(ledger, b"state")
