@@ -9,6 +9,7 @@ from typing import Final
 import redis
 
 from tokenyard import clock
+from tokenyard.broker.direct import ask_all
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.scripts import Scripts
 
@@ -69,11 +70,9 @@ class Leadership:
 
     def _watch(self) -> object:
         """Note whether the lease of the leader moves; returns its token."""
-        pipeline = self._yard.connection.pipeline(transaction=False)
-        pipeline.get(self._yard.keys.leader)
-        pipeline.pexpiretime(self._yard.keys.leader)
-        pipeline.time()
-        token, ends_ms, now = pipeline.execute()
+        key = self._yard.keys.leader
+        ask = [("GET", key), ("PEXPIRETIME", key), ("TIME",)]
+        token, ends_ms, now = ask_all(self._yard.connection, ask)
         if ends_ms != self._ends_ms:
             self._ends_ms, self._moved_at = ends_ms, clock.monotonic()
             # Right after a renewal that is the length of its lease, which need not be ours. Where

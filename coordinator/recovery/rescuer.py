@@ -13,6 +13,7 @@ from coordinator.roster import Roster
 from coordinator.routing.suspicion import CrashAnalysis, read_mark
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
+from tokenyard.broker.direct import ask_all
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.wire import DEFAULT_CLIENT
@@ -96,10 +97,9 @@ class Rescuer:
     def _analysis(self, worker: str) -> CrashAnalysis:
         """Which requests are suspects if this worker crashed; the script knows whether it did."""
         if worker not in self._analyses:
-            pipeline = self._yard.connection.pipeline(transaction=False)
-            pipeline.hget(self._yard.keys.quarantine, worker)
-            pipeline.xlen(self._yard.keys.lane(worker))
-            mark, length = pipeline.execute()
+            keys = self._yard.keys
+            ask = [("HGET", keys.quarantine, worker), ("XLEN", keys.lane(worker))]
+            mark, length = ask_all(self._yard.connection, ask)
             member = self._roster.members.get(worker)
             most = member.info.max_num_seqs if member else sys.maxsize
             self._analyses[worker] = CrashAnalysis(

@@ -18,6 +18,7 @@ from coordinator.dispatch.admission import refuse, refuse_late
 from coordinator.dispatch.entries import Entry
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
+from tokenyard.broker.direct import ask_all
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass, PriorityClass
@@ -95,10 +96,8 @@ class Sweeper:
         return max(0, MOST_ACTED_ON - self._acted)
 
     def _lengths(self) -> dict[IntakeClass, int]:
-        pipeline = self._yard.connection.pipeline(transaction=False)
-        for name in INTAKE_CLASSES:
-            pipeline.xlen(self._yard.keys.intake(name))
-        return dict(zip(INTAKE_CLASSES, pipeline.execute(), strict=True))
+        ask = [("XLEN", self._yard.keys.intake(name)) for name in INTAKE_CLASSES]
+        return dict(zip(INTAKE_CLASSES, ask_all(self._yard.connection, ask), strict=True))
 
     def _expire(self, name: IntakeClass) -> None:
         after = self._cursors[name]
