@@ -40,15 +40,7 @@ from tokenyard.broker.tls import (
     tls_hint,
 )
 from tokenyard.broker.url import batch_url, named_url, public_url, read_url
-from tokenyard.protocol.errors import (
-    BrokerNotWritable,
-    BrokerUnavailable,
-    BrokerUnsuitable,
-    InvalidRequest,
-    NotPermitted,
-    SettingsError,
-    TokenyardError,
-)
+from tokenyard.protocol import errors
 from tokenyard.protocol.yard import Yard
 
 AsyncRedis = redis.asyncio.Redis
@@ -170,7 +162,7 @@ def _open_pool(
     try:
         return kind.pool.from_url(target.url, retry=retry, **options)
     except ValueError as error:
-        raise SettingsError([f"redis URL {public_url(url)!r}: {error}"]) from error
+        raise errors.SettingsError([f"redis URL {public_url(url)!r}: {error}"]) from error
 
 
 @contextmanager
@@ -207,7 +199,7 @@ class _Translation:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         # `WaitTimeout` is an OSError, too.
-        if isinstance(error, _FOREIGN) and not isinstance(error, TokenyardError):
+        if isinstance(error, _FOREIGN) and not isinstance(error, errors.TokenyardError):
             raise our_error(error, self._url) from error
         # uvloop's, of a connection that was closed while redis-py wrote to it.
         if isinstance(error, RuntimeError) and "the handler is closed" in str(error):
@@ -223,36 +215,42 @@ def translated(url: str) -> AbstractContextManager[None]:
     return _Translation(url)
 
 
-def our_error(error: redis.RedisError | OSError | UnicodeError, url: str) -> TokenyardError:
+def our_error(error: redis.RedisError | OSError | UnicodeError, url: str) -> errors.TokenyardError:
     """Our error for one of redis-py; its message has URL and user but no password."""
     shown = named_url(url)
     match error:
         case exceptions.MaxConnectionsError():
-            return BrokerUnavailable(f"no connection to Redis at {shown} was free: {error}")
+            return errors.BrokerUnavailable(f"no connection to Redis at {shown} was free: {error}")
         case UnicodeEncodeError(encoding="utf-8"):
-            return InvalidRequest("text", f"is no valid Unicode: {error}")
+            return errors.InvalidRequest("text", f"is no valid Unicode: {error}")
         case UnicodeError():
-            return SettingsError([f"redis URL {shown!r}: its host cannot be a name: {error}"])
+            return errors.SettingsError(
+                [f"redis URL {shown!r}: its host cannot be a name: {error}"]
+            )
         case exceptions.AuthenticationError() | exceptions.AuthorizationError():
-            return BrokerUnsuitable(f"Redis at {shown} refuses the user or password: {error}")
+            return errors.BrokerUnsuitable(
+                f"Redis at {shown} refuses the user or password: {error}"
+            )
         case exceptions.NoPermissionError():
-            return NotPermitted(f"the user of Redis at {shown} lacks a permission: {error}")
+            return errors.NotPermitted(f"the user of Redis at {shown} lacks a permission: {error}")
         case exceptions.BusyLoadingError():
-            return BrokerUnavailable(f"Redis at {shown} is still loading its data; try again soon")
+            return errors.BrokerUnavailable(
+                f"Redis at {shown} is still loading its data; try again soon"
+            )
         case exceptions.MasterDownError():
-            return BrokerUnavailable(
+            return errors.BrokerUnavailable(
                 f"Redis at {shown} is a replica that has lost its master, and answers nothing."
                 " Give the URL of its master, or one with Sentinels (redis+sentinel://)"
             )
         case exceptions.ConnectionError() | exceptions.TimeoutError() | OSError():
             hint = tls_hint(url, error)
-            return BrokerUnavailable(f"Redis at {shown} does not answer: {error}{hint}")
+            return errors.BrokerUnavailable(f"Redis at {shown} does not answer: {error}{hint}")
     code, what = refused_write(error)
     if code:
-        return BrokerNotWritable(f"Redis at {shown} {what}", code)
+        return errors.BrokerNotWritable(f"Redis at {shown} {what}", code)
     if isinstance(error, _PASSING) or str(error).partition(" ")[0] in _PASSING_CODES:
-        return BrokerUnavailable(f"Redis at {shown} cannot serve now: {error}")
-    return BrokerUnsuitable(f"Redis at {shown} refuses: {error}")
+        return errors.BrokerUnavailable(f"Redis at {shown} cannot serve now: {error}")
+    return errors.BrokerUnsuitable(f"Redis at {shown} refuses: {error}")
 
 
 def refused_write(error: Exception) -> tuple[str, str]:

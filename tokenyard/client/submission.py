@@ -15,18 +15,7 @@ from tokenyard.client.operations import Ask, Steps
 from tokenyard.client.pending import PendingRequest
 from tokenyard.client.state import ClientState
 from tokenyard.client.window import MapWindow, Numbered
-from tokenyard.protocol.errors import (
-    BrokerUnavailable,
-    DeadlineUnmeetable,
-    IdReused,
-    InvalidRequest,
-    NotDurable,
-    QueueFull,
-    QuotaExceeded,
-    SubmissionError,
-    TokenyardError,
-    WaitTimeout,
-)
+from tokenyard.protocol import errors
 from tokenyard.protocol.media import Media
 from tokenyard.protocol.wire import Request, RequestTemplate, template_of
 from tokenyard.scripts import client as scripts
@@ -54,9 +43,11 @@ class _BurstOutcome:
     """The answer to each request of a burst, by index."""
 
     submitted: Mapping[int, PendingRequest]
-    refused: dict[int, SubmissionError] = field(default_factory=dict)
-    postponed: SubmissionError | None = None  # why those that are in neither are to come again
-    not_durable: NotDurable | None = None  # raised although the requests were submitted
+    refused: dict[int, errors.SubmissionError] = field(default_factory=dict)
+    postponed: errors.SubmissionError | None = (
+        None  # why those that are in neither are to come again
+    )
+    not_durable: errors.NotDurable | None = None  # raised although the requests were submitted
 
 
 @dataclass(slots=True)
@@ -65,7 +56,7 @@ class _Load:
 
     by_index: dict[int, PendingRequest] = field(default_factory=dict)
     new: list[_New] = field(default_factory=list)
-    reused: dict[int, SubmissionError] = field(default_factory=dict)
+    reused: dict[int, errors.SubmissionError] = field(default_factory=dict)
     fresh: set[PendingRequest] = field(default_factory=set)  # not known to this client before
 
 
@@ -97,7 +88,7 @@ class Submitter:
         for burst in list(bursts(rest)):
             try:
                 outcome = yield from self._submit_burst(burst)
-            except BrokerUnavailable as error:
+            except errors.BrokerUnavailable as error:
                 window.error = error
                 self._outage.note(error)
                 window.postpone(rest, clock.monotonic() + min(_RETRY_AFTER_S, window.patience_s))
@@ -115,24 +106,24 @@ class Submitter:
             rest = [one for one in rest if one[0] not in done]
             if outcome.postponed is not None:
                 retry_after_s = outcome.postponed.retry_after_s or 0.0
-                is_limited = isinstance(outcome.postponed, QuotaExceeded)
+                is_limited = isinstance(outcome.postponed, errors.QuotaExceeded)
                 if is_limited and retry_after_s > window.patience_s and not window.running:
                     raise outcome.postponed
                 pause_s = min(retry_after_s, _MAX_RETRY_AFTER_S, window.patience_s)
                 window.postpone(rest, clock.monotonic() + pause_s)
                 break
 
-    def timeout_error(self, window: MapWindow) -> Steps[TokenyardError]:
+    def timeout_error(self, window: MapWindow) -> Steps[errors.TokenyardError]:
         """The error for a `map` that has timed out: the broker's, where that is the cause."""
         error = window.error
         if error is None:
             try:
                 yield scripts.probe(self._state.keys)
-            except BrokerUnavailable as unavailable:
+            except errors.BrokerUnavailable as unavailable:
                 error = unavailable
-            except TokenyardError:
+            except errors.TokenyardError:
                 pass  # this user may not run the probe
-        return error or WaitTimeout(f"no result for {self._state.result_timeout_s:g} s")
+        return error or errors.WaitTimeout(f"no result for {self._state.result_timeout_s:g} s")
 
     def _submit_burst(self, burst: Sequence[Numbered]) -> Steps[_BurstOutcome]:
         """Submit requests of the same terms and tenant in one call."""
@@ -153,7 +144,7 @@ class Submitter:
                 state.lease.attach([pending for pending in sent if pending.is_submitted], now)
             if known:
                 yield from state.catch_up(known)
-        except TokenyardError as error:
+        except errors.TokenyardError as error:
             if trace:
                 trace.end({}, error)
             state.router.forget(load.fresh, error)
@@ -163,7 +154,7 @@ class Submitter:
         outcome = self._sort(load.by_index, dict(zip(sent, acceptances, strict=True)))
         outcome.refused.update(load.reused)
         if not_durable:
-            outcome.not_durable = NotDurable(terms.durability, not_durable)
+            outcome.not_durable = errors.NotDurable(terms.durability, not_durable)
         elif terms.durability != "memory":
             for pending in sent:
                 pending.durability = terms.durability
@@ -180,7 +171,7 @@ class Submitter:
                 pending.is_interleaved = prepared.request.params.n > 1
                 load.fresh.add(pending)
             elif pending.digest not in ("", prepared.digest):
-                load.reused[index] = IdReused(pending.id)
+                load.reused[index] = errors.IdReused(pending.id)
                 continue
             elif pending in load.fresh or not _wants_more(prepared, pending):
                 load.by_index[index] = pending
@@ -245,16 +236,16 @@ class Submitter:
         return outcome
 
 
-def _refusal(request_id: str, acceptance: Acceptance) -> SubmissionError:
+def _refusal(request_id: str, acceptance: Acceptance) -> errors.SubmissionError:
     match acceptance.code:
         case Submitted.LATE:
-            return DeadlineUnmeetable(acceptance.eta_ms / 1000)
+            return errors.DeadlineUnmeetable(acceptance.eta_ms / 1000)
         case Submitted.REUSED:
-            return IdReused(request_id)
+            return errors.IdReused(request_id)
         case Submitted.QUOTA:
-            return QuotaExceeded(acceptance.limit, acceptance.retry_after_s)
+            return errors.QuotaExceeded(acceptance.limit, acceptance.retry_after_s)
         case _:
-            return QueueFull(acceptance.retry_after_ms / 1000)
+            return errors.QueueFull(acceptance.retry_after_ms / 1000)
 
 
 def _wants_more(prepared: PreparedRequest, pending: PendingRequest) -> bool:
@@ -297,11 +288,13 @@ def bursts(numbered: Iterable[Numbered]) -> Iterator[list[Numbered]]:
         yield burst
 
 
-def require_valid(prepared: Sequence[PreparedRequest | InvalidRequest]) -> list[PreparedRequest]:
+def require_valid(
+    prepared: Sequence[PreparedRequest | errors.InvalidRequest],
+) -> list[PreparedRequest]:
     """The requests, if all are valid; raises the first error."""
     valid: list[PreparedRequest] = []
     for index, one in enumerate(prepared):
-        if isinstance(one, InvalidRequest):
-            raise InvalidRequest(f"items[{index}].{one.field}", one.message) from one
+        if isinstance(one, errors.InvalidRequest):
+            raise errors.InvalidRequest(f"items[{index}].{one.field}", one.message) from one
         valid.append(one)
     return valid

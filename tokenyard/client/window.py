@@ -15,26 +15,18 @@ from tokenyard import clock
 from tokenyard.client.build import PreparedRequest
 from tokenyard.client.options import Item
 from tokenyard.client.pending import MAX_SLEEP_S, PendingRequest
-from tokenyard.protocol.errors import (
-    BrokerUnavailable,
-    Code,
-    DeadlineUnmeetable,
-    IdReused,
-    InvalidRequest,
-    QuotaExceeded,
-    TokenyardError,
-)
+from tokenyard.protocol import errors
 from tokenyard.protocol.replies import ErrorInfo, Result, split_result, status_of
 
 #: Most prompts that are prepared in one call.
 _BURST: Final = 256
 #: After this long, the prompts that a slow source has yielded are submitted.
 _PULL_S: Final = 0.05
-_CODES: Final[Mapping[type, Code]] = {
-    DeadlineUnmeetable: Code.DEADLINE_EXCEEDED,
-    IdReused: Code.ID_REUSED,
-    InvalidRequest: Code.INVALID_REQUEST,
-    QuotaExceeded: Code.QUOTA_EXCEEDED,
+_CODES: Final[Mapping[type, errors.Code]] = {
+    errors.DeadlineUnmeetable: errors.Code.DEADLINE_EXCEEDED,
+    errors.IdReused: errors.Code.ID_REUSED,
+    errors.InvalidRequest: errors.Code.INVALID_REQUEST,
+    errors.QuotaExceeded: errors.Code.QUOTA_EXCEEDED,
 }
 
 Numbered = tuple[int, PreparedRequest]
@@ -69,7 +61,7 @@ class MapWindow:
         self._retry_at = 0.0  # the queue was full
         #: The longest that it waits for a limit while it has no other request to wait for.
         self.patience_s = patience_s
-        self.error: BrokerUnavailable | None = None  # why the last submission failed
+        self.error: errors.BrokerUnavailable | None = None  # why the last submission failed
         self._running: dict[int, PendingRequest] = {}
         # The latest index of each; an earlier one of the same request, by the later one.
         self._indexes: dict[PendingRequest, int] = {}
@@ -112,11 +104,11 @@ class MapWindow:
         self._is_exhausted = self._is_exhausted or len(items) < room
         return items
 
-    def add(self, prepared: Sequence[PreparedRequest | InvalidRequest]) -> None:
+    def add(self, prepared: Sequence[PreparedRequest | errors.InvalidRequest]) -> None:
         """Add the prompts that were pulled; an invalid one has its result immediately."""
         for one in prepared:
             index = self._next_index
-            if isinstance(one, InvalidRequest):
+            if isinstance(one, errors.InvalidRequest):
                 self._next_index += 1
                 self.reject(index, f"#{index}", one)
                 continue
@@ -138,7 +130,7 @@ class MapWindow:
         self._unsubmitted.extendleft(reversed(list(requests)))
         self._retry_at = retry_at
 
-    def reject(self, index: int, request_id: str, error: TokenyardError) -> None:
+    def reject(self, index: int, request_id: str, error: errors.TokenyardError) -> None:
         """Give a request that would be refused again the error as its result."""
         code = _CODES[type(error)]
         whole = Result(

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tokenyard.protocol import wire
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import (
     PROMPTS,
@@ -28,15 +29,6 @@ from tokenyard.protocol.parse import (
     read_task,
     read_text,
     unfold,
-)
-from tokenyard.protocol.wire import (
-    GENERATE,
-    PLAIN_CHAT,
-    ChatOptions,
-    PoolingParams,
-    Request,
-    SamplingParams,
-    Task,
 )
 
 #: The digest of an entry that cannot be read.
@@ -68,12 +60,12 @@ class Recipe:
     def __init__(
         self,
         model: str,
-        params: SamplingParams | PoolingParams,
+        params: wire.SamplingParams | wire.PoolingParams,
         stated: Iterable[str],
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: Mapping[str, Any] = _NOTHING,
         *,
-        task: Task = GENERATE,
+        task: wire.Task = wire.GENERATE,
         query: str = "",
         media: Mapping[str, Sequence[str]] = _NOTHING,
     ) -> None:
@@ -81,23 +73,23 @@ class Recipe:
         decisive: list[Any] = [model, params, self.stated]
         if reasoning_ended is not None or reasoning_parser_kwargs:
             decisive += [reasoning_ended, dict(reasoning_parser_kwargs)]
-        if task != GENERATE:
+        if task != wire.GENERATE:
             decisive += [task, query]
         if media:
             decisive.append(dict(media))
         said = _encode(decisive)
         self._prefix = blake2b(said, digest_size=_BYTES)
 
-    def digest(self, kind: str, content: bytes, chat: ChatOptions = PLAIN_CHAT) -> str:
+    def digest(self, kind: str, content: bytes, chat: wire.ChatOptions = wire.PLAIN_CHAT) -> str:
         """The digest with a prompt, given as the name of its field and its canonical value."""
         whole = self._prefix.copy()
         whole.update(_KINDS[kind])
         whole.update(content)
-        if chat is not PLAIN_CHAT and chat != PLAIN_CHAT:
+        if chat is not wire.PLAIN_CHAT and chat != wire.PLAIN_CHAT:
             whole.update(b"\0" + _encode(chat))
         return whole.hexdigest()
 
-    def digest_of(self, request: Request) -> str:
+    def digest_of(self, request: wire.Request) -> str:
         """The digest of a request with this model and these parameters."""
         if request.tokens is not None:
             return self.digest("tokens", request.tokens)
@@ -108,7 +100,7 @@ class Recipe:
         return self.digest("messages", canonical_json(request.messages), request.chat)
 
 
-def request_digest(request: Request) -> str:
+def request_digest(request: wire.Request) -> str:
     """The digest of a request with the user's own prompt."""
     recipe = Recipe(
         request.model,
@@ -132,7 +124,7 @@ def entry_digest(fields: Mapping[bytes, bytes]) -> str:
     """The digest of an untrusted intake entry; never raises."""
     try:
         kind, content = parse_content(fields if _PROMPTS & fields.keys() else unfold(fields))
-        chat = PLAIN_CHAT
+        chat = wire.PLAIN_CHAT
         if kind in ("messages", "inputs"):
             content = canonical_json(_any.decode(content))
         if kind == "messages":
@@ -166,7 +158,7 @@ def _read(*own: bytes) -> Recipe:
     given = {name: value for name, value in zip(_DECISIVE, own, strict=True) if value}
     fields = unfold(given)
     read, named = parse_params(fields)
-    stated = defaults_among(read, named) if isinstance(read, SamplingParams) else ()
+    stated = defaults_among(read, named) if isinstance(read, wire.SamplingParams) else ()
     return Recipe(
         fields.get(b"model", b"").decode(),
         read,
@@ -179,14 +171,14 @@ def _read(*own: bytes) -> Recipe:
 
 
 #: No model has this name, so no request has such a digest.
-NO_RECIPE: Final = Recipe("\0", SamplingParams(), ())
+NO_RECIPE: Final = Recipe("\0", wire.SamplingParams(), ())
 _read_once = functools.lru_cache(maxsize=256)(_read)
 
 
-def defaults_among(params: SamplingParams, given: Iterable[str]) -> tuple[str, ...]:
+def defaults_among(params: wire.SamplingParams, given: Iterable[str]) -> tuple[str, ...]:
     """Parameters that were given with the wire's default, which is omitted otherwise."""
     return tuple(name for name in given if getattr(params, name) == getattr(_SILENT, name))
 
 
 #: The default parameters.
-_SILENT: Final = SamplingParams()
+_SILENT: Final = wire.SamplingParams()

@@ -15,38 +15,13 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
+from tokenyard.protocol import wire
 from tokenyard.protocol.chat import check_chat, check_messages
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.media import MODALITIES, NAME
 from tokenyard.protocol.sampling import why_unknown
 from tokenyard.protocol.texts import did_you_mean
-from tokenyard.protocol.wire import (
-    DEFAULT_CLIENT,
-    DEFAULT_RESULT_TTL_S,
-    GENERATE,
-    MAX_FIELDS,
-    MAX_ID_BYTES,
-    MAX_INPUTS,
-    MAX_RESULT_TTL_S,
-    MAX_STREAM_INTERVAL_MS,
-    MAX_TOKEN_ID,
-    OWN_FIELDS,
-    PLAIN_CHAT,
-    SYSTEM_FIELDS,
-    TASKS,
-    WIRE_VERSION,
-    Assignment,
-    ChatOptions,
-    Input,
-    PoolingParams,
-    Refused,
-    Request,
-    SamplingParams,
-    Task,
-    Unanswerable,
-    pack_tokens,
-)
 
 T = TypeVar("T")
 
@@ -77,20 +52,20 @@ _PATH = re.compile(r"`\$([^`]*)`")
 #: msgspec's message for an unknown name.
 UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 #: Fields for chats only.
-_CHAT_FIELDS: Final = frozenset(name.encode() for name in ChatOptions.__struct_fields__)
+_CHAT_FIELDS: Final = frozenset(name.encode() for name in wire.ChatOptions.__struct_fields__)
 #: The fields of which a request has exactly one.
 PROMPTS: Final = ("tokens", "prompt", "messages", "inputs")
-_params_decoder = ForeignJson[SamplingParams](SamplingParams)
-_pooling_decoder = ForeignJson[PoolingParams](PoolingParams)
+_params_decoder = ForeignJson[wire.SamplingParams](wire.SamplingParams)
+_pooling_decoder = ForeignJson[wire.PoolingParams](wire.PoolingParams)
 _media_decoder = ForeignJson[dict[str, list[str]]](dict[str, list[str]])
 _MODALITIES: Final = frozenset(MODALITIES.values())
-_inputs_decoder = ForeignJson[list[Input]](list[Input])
+_inputs_decoder = ForeignJson[list[wire.Input]](list[wire.Input])
 _objects_decoder = ForeignJson[list[dict[str, Any]]](list[dict[str, Any]])
 object_decoder = ForeignJson[dict[str, Any]](dict[str, Any])
 #: Texts of a pair.
 _PAIR: Final = 2
 _members_decoder = ForeignJson[dict[str, msgspec.Raw]](dict[str, msgspec.Raw])
-_ids_decoder = ForeignJson[list[int]](list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]])
+_ids_decoder = ForeignJson[list[int]](list[Annotated[int, Meta(ge=0, le=wire.MAX_TOKEN_ID)]])
 
 
 def read_text(fields: Mapping[bytes, bytes], name: str) -> str:
@@ -146,46 +121,52 @@ def read_json(
         raise InvalidRequest(name + (path[1] if path else ""), message) from None
 
 
-def read_params(fields: Mapping[bytes, bytes], defaults: Mapping[str, Any]) -> SamplingParams:
+def read_params(fields: Mapping[bytes, bytes], defaults: Mapping[str, Any]) -> wire.SamplingParams:
     """The sampling parameters; ``defaults`` are for those that are not set."""
     if defaults:
         given = read_json(fields, "params", _members_decoder, {})
         fields = {b"params": msgspec.json.encode({**defaults, **given})}
-    params: SamplingParams = read_json(fields, "params", _params_decoder, SamplingParams())
+    params: wire.SamplingParams = read_json(
+        fields, "params", _params_decoder, wire.SamplingParams()
+    )
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise InvalidRequest("params.min_tokens", "must not exceed max_tokens")
     return params
 
 
-def read_task(fields: Mapping[bytes, bytes]) -> Task:
+def read_task(fields: Mapping[bytes, bytes]) -> wire.Task:
     """What the model shall do."""
-    name = read_text(fields, "task") or GENERATE
-    for task in TASKS:
+    name = read_text(fields, "task") or wire.GENERATE
+    for task in wire.TASKS:
         if name == task:
             return task
-    raise InvalidRequest("task", f"use one of {', '.join(TASKS)}{did_you_mean(name, TASKS)}")
+    raise InvalidRequest(
+        "task", f"use one of {', '.join(wire.TASKS)}{did_you_mean(name, wire.TASKS)}"
+    )
 
 
-def read_pooling(fields: Mapping[bytes, bytes]) -> PoolingParams:
+def read_pooling(fields: Mapping[bytes, bytes]) -> wire.PoolingParams:
     """The parameters of a task that pools."""
-    params: PoolingParams = read_json(fields, "params", _pooling_decoder, PoolingParams())
+    params: wire.PoolingParams = read_json(fields, "params", _pooling_decoder, wire.PoolingParams())
     return params
 
 
 def why_no_pooling_param(name: str) -> str:
     """The error message for a name that a task which pools does not take."""
-    known = PoolingParams.__struct_fields__
-    if name in SamplingParams.__struct_fields__:
+    known = wire.PoolingParams.__struct_fields__
+    if name in wire.SamplingParams.__struct_fields__:
         return "is for the task generate: leave it out"
     return f"there is no such parameter{did_you_mean(name, known)}"
 
 
-def parse_params(fields: Mapping[bytes, bytes]) -> tuple[SamplingParams | PoolingParams, list[str]]:
+def parse_params(
+    fields: Mapping[bytes, bytes],
+) -> tuple[wire.SamplingParams | wire.PoolingParams, list[str]]:
     """The parameters of an entry, and the names of those sampling parameters that it sets.
 
     Raises `InvalidRequest`.
     """
-    if read_task(fields) != GENERATE:
+    if read_task(fields) != wire.GENERATE:
         return read_pooling(fields), []
     return read_params(fields, NO_DEFAULTS), list(read_json(fields, "params", _members_decoder, {}))
 
@@ -221,13 +202,13 @@ def parse_messages(raw: bytes) -> list[dict[str, Any]]:
     return messages
 
 
-def read_chat_options(given: Mapping[str, Any]) -> ChatOptions:
+def read_chat_options(given: Mapping[str, Any]) -> wire.ChatOptions:
     """Options of a chat, as a program writes them; raises `InvalidRequest`.
 
     Their values are checked when the request is parsed.
     """
     try:
-        return msgspec.convert(msgspec.to_builtins(given, str_keys=True), ChatOptions)
+        return msgspec.convert(msgspec.to_builtins(given, str_keys=True), wire.ChatOptions)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
         raise InvalidRequest(path.strip("`").removeprefix("$."), message) from None
@@ -235,17 +216,17 @@ def read_chat_options(given: Mapping[str, Any]) -> ChatOptions:
         raise InvalidRequest(min(given), f"cannot be written as JSON: {error}") from None
 
 
-def parse_chat(fields: Mapping[bytes, bytes], prompt: str) -> ChatOptions:
+def parse_chat(fields: Mapping[bytes, bytes], prompt: str) -> wire.ChatOptions:
     """The options for a chat template; raises `InvalidRequest`.
 
     ``prompt`` is the name of the field with the prompt. `check_chat` checks their values.
     """
     if _CHAT_FIELDS.isdisjoint(fields):
-        return PLAIN_CHAT
+        return wire.PLAIN_CHAT
     for name in sorted(_CHAT_FIELDS):
         if prompt != "messages" and name in fields:
             raise InvalidRequest(name.decode(), f"goes with messages, not with {prompt}")
-    chat = ChatOptions(
+    chat = wire.ChatOptions(
         tools=read_json(fields, "tools", _objects_decoder, None),
         documents=read_json(fields, "documents", _objects_decoder, None),
         chat_template_kwargs=read_json(fields, "chat_template_kwargs", object_decoder, {}),
@@ -276,11 +257,11 @@ def read_media(fields: Mapping[bytes, bytes], prompt: str = "tokens") -> dict[st
     return media
 
 
-def read_inputs(fields: Mapping[bytes, bytes]) -> list[Input]:
+def read_inputs(fields: Mapping[bytes, bytes]) -> list[wire.Input]:
     """Several inputs."""
-    inputs: list[Input] = read_json(fields, "inputs", _inputs_decoder, [])
-    if not 0 < len(inputs) <= MAX_INPUTS:
-        raise InvalidRequest("inputs", f"give 1 to {MAX_INPUTS}, not {len(inputs)}")
+    inputs: list[wire.Input] = read_json(fields, "inputs", _inputs_decoder, [])
+    if not 0 < len(inputs) <= wire.MAX_INPUTS:
+        raise InvalidRequest("inputs", f"give 1 to {wire.MAX_INPUTS}, not {len(inputs)}")
     for at, one in enumerate(inputs):
         halves = [half for half in one if isinstance(half, list)] if isinstance(one, list) else []
         if not one or [] in halves:
@@ -300,7 +281,7 @@ def read_tokens(fields: Mapping[bytes, bytes]) -> bytes:
     """
     raw = fields[b"tokens"]
     if raw[:1] == b"[" and raw[-1:] == b"]":
-        packed = pack_tokens(read_json(fields, "tokens", _ids_decoder, []))
+        packed = wire.pack_tokens(read_json(fields, "tokens", _ids_decoder, []))
     else:
         packed = raw
     if not packed:
@@ -323,11 +304,11 @@ _SID = re.compile(rb"[a-z]{1,10}(:[A-Za-z0-9_.:@-]{1,90})?/[0-9]{1,20}-[0-9]{1,2
 _LONGEST_COUNT: Final = 10  # digits
 _EPOCH = re.compile(rb"[0-9]{1,19}")
 #: Fields that are ignored in ``common``.
-_NOT_COMMON: Final = SYSTEM_FIELDS | {b"common"}
+_NOT_COMMON: Final = wire.SYSTEM_FIELDS | {b"common"}
 #: Longest field ``common`` whose parsed form is cached.
 _LONGEST_TEMPLATE: Final = 4096
 #: An entry with only these fields can be parsed by its template.
-_TEMPLATE_FIELDS: Final = SYSTEM_FIELDS | {b"id", b"tokens", b"prompt", b"common"}
+_TEMPLATE_FIELDS: Final = wire.SYSTEM_FIELDS | {b"id", b"tokens", b"prompt", b"common"}
 _texts_decoder = ForeignJson[dict[str, str]](dict[str, str])
 
 
@@ -344,14 +325,14 @@ def parse_name(raw: bytes) -> str | None:
 def parse_id(raw: bytes) -> str | None:
     """The id of a request; None where it is invalid."""
     try:
-        return raw.decode() if 0 < len(raw) <= MAX_ID_BYTES else None
+        return raw.decode() if 0 < len(raw) <= wire.MAX_ID_BYTES else None
     except UnicodeDecodeError:
         return None
 
 
 def parse_request(
     fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = NO_DEFAULTS
-) -> Request | Refused | Unanswerable:
+) -> wire.Request | wire.Refused | wire.Unanswerable:
     """Parse an untrusted entry; never raises.
 
     An entry with a valid id and client is a `Request`, or `Refused` with the reason; any other is
@@ -367,7 +348,7 @@ def parse_request(
         except InvalidRequest as error:
             # It may name the client, unless the entry has a field ``client`` of its own.
             if b"client" not in fields:
-                return Unanswerable(str(error))
+                return wire.Unanswerable(str(error))
             return _parse_request(fields, defaults, error)
     return _parse_request(fields, defaults)
 
@@ -391,12 +372,12 @@ def parse_owner(fields: Mapping[bytes, bytes]) -> tuple[str, str] | None:
 
 def read_request(
     fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = NO_DEFAULTS
-) -> Request:
+) -> wire.Request:
     """`parse_request` for requests of our own; raises `InvalidRequest` where one is refused."""
     read = parse_request(fields, defaults)
-    if isinstance(read, Request):
+    if isinstance(read, wire.Request):
         return read
-    reason = read.reason if isinstance(read, Unanswerable) else read.message
+    reason = read.reason if isinstance(read, wire.Unanswerable) else read.message
     field, _, message = reason.partition(": ")
     raise InvalidRequest(field, message)
 
@@ -417,7 +398,7 @@ def unfold(fields: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
     return {**common, **own}
 
 
-def _from_template(fields: Mapping[bytes, bytes]) -> Request | None:
+def _from_template(fields: Mapping[bytes, bytes]) -> wire.Request | None:
     """A request of token ids or text, by its template; None where it needs the full parser.
 
     Nearly all requests of one client differ only in id and prompt, so the rest is parsed once.
@@ -429,7 +410,7 @@ def _from_template(fields: Mapping[bytes, bytes]) -> Request | None:
     template = _template(common)
     if (
         template is None
-        or not 0 < len(raw_id) <= MAX_ID_BYTES
+        or not 0 < len(raw_id) <= wire.MAX_ID_BYTES
         or (packed is None) == (text is None)
     ):
         return None
@@ -444,26 +425,26 @@ def _from_template(fields: Mapping[bytes, bytes]) -> Request | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _template(common: bytes) -> Request | None:
+def _template(common: bytes) -> wire.Request | None:
     """The request without its id and prompt; None where it is not valid."""
     try:
         fields = unfold({b"common": common})
     except InvalidRequest:
         return None
-    if any(name.encode() in fields for name in OWN_FIELDS):
+    if any(name.encode() in fields for name in wire.OWN_FIELDS):
         return None
     request = _parse_request({**fields, b"id": b"?", b"prompt": b"?"}, NO_DEFAULTS)
-    return request if isinstance(request, Request) else None
+    return request if isinstance(request, wire.Request) else None
 
 
 def _parse_request(
     fields: Mapping[bytes, bytes], defaults: Mapping[str, Any], unread: InvalidRequest | None = None
-) -> Request | Refused | Unanswerable:
+) -> wire.Request | wire.Refused | wire.Unanswerable:
     """``unread`` is what is wrong with the field ``common``, for which it is refused."""
     try:
         request_id, client = _parse_address(fields)
     except InvalidRequest as error:
-        return Unanswerable(str(error))
+        return wire.Unanswerable(str(error))
     reply_to = ""
     try:
         reply_to = _parse_reply_to(fields, client)
@@ -471,14 +452,16 @@ def _parse_request(
             raise unread
         return _parse_body(fields, request_id, client, reply_to, defaults)
     except InvalidRequest as error:
-        return Refused(request_id, client, reply_to, Code.INVALID_REQUEST, str(unread or error))
+        return wire.Refused(
+            request_id, client, reply_to, Code.INVALID_REQUEST, str(unread or error)
+        )
 
 
 def _parse_address(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
     raw = fields.get(b"id", b"")
-    if not 0 < len(raw) <= MAX_ID_BYTES:
-        raise InvalidRequest("id", f"give 1 to {MAX_ID_BYTES} bytes, not {len(raw)}")
-    client = read_text(fields, "client") if b"client" in fields else DEFAULT_CLIENT
+    if not 0 < len(raw) <= wire.MAX_ID_BYTES:
+        raise InvalidRequest("id", f"give 1 to {wire.MAX_ID_BYTES} bytes, not {len(raw)}")
+    client = read_text(fields, "client") if b"client" in fields else wire.DEFAULT_CLIENT
     if not is_name(client):
         raise InvalidRequest("client", NAME_RULE)
     return read_text(fields, "id"), client
@@ -498,12 +481,12 @@ def _parse_body(
     client: str,
     reply_to: str,
     defaults: Mapping[str, Any],
-) -> Request:
-    if len(fields) > MAX_FIELDS and len(fields.keys() - SYSTEM_FIELDS) > MAX_FIELDS:
-        raise InvalidRequest("entry", f"has more than {MAX_FIELDS} fields")
-    version = read_integer(fields, "v", WIRE_VERSION, 1, 2**31)
-    if version != WIRE_VERSION:
-        raise InvalidRequest("v", f"this yard speaks version {WIRE_VERSION}, not {version}")
+) -> wire.Request:
+    if len(fields) > wire.MAX_FIELDS and len(fields.keys() - wire.SYSTEM_FIELDS) > wire.MAX_FIELDS:
+        raise InvalidRequest("entry", f"has more than {wire.MAX_FIELDS} fields")
+    version = read_integer(fields, "v", wire.WIRE_VERSION, 1, 2**31)
+    if version != wire.WIRE_VERSION:
+        raise InvalidRequest("v", f"this yard speaks version {wire.WIRE_VERSION}, not {version}")
     given = [name for name in PROMPTS if name.encode() in fields]
     if len(given) != 1:
         raise InvalidRequest(
@@ -511,7 +494,7 @@ def _parse_body(
         )
     task = read_task(fields)
     reasoning_ended, reasoning_parser_kwargs = parse_reasoning(fields)
-    request = Request(
+    request = wire.Request(
         id=request_id,
         client=client,
         tokens=read_tokens(fields) if given == ["tokens"] else None,
@@ -521,16 +504,18 @@ def _parse_body(
         else None,
         inputs=read_inputs(fields) if given == ["inputs"] else None,
         model=read_text(fields, "model"),
-        params=read_params(fields, defaults) if task == GENERATE else SamplingParams(),
+        params=read_params(fields, defaults) if task == wire.GENERATE else wire.SamplingParams(),
         task=task,
-        pooling=read_pooling(fields) if task != GENERATE else PoolingParams(),
+        pooling=read_pooling(fields) if task != wire.GENERATE else wire.PoolingParams(),
         query=read_text(fields, "query"),
         stream=read_flag(fields, "stream"),
         stream_interval_ms=_read_interval(fields),
         reply_to=reply_to,
         priority=read_integer(fields, "priority", 0, -(2**31), 2**31 - 1),
         deadline_ms=read_integer(fields, "deadline", 0, 0, 2**53) or None,
-        result_ttl_s=read_integer(fields, "result_ttl", DEFAULT_RESULT_TTL_S, 1, MAX_RESULT_TTL_S),
+        result_ttl_s=read_integer(
+            fields, "result_ttl", wire.DEFAULT_RESULT_TTL_S, 1, wire.MAX_RESULT_TTL_S
+        ),
         tenant=read_text(fields, "tenant"),
         session=read_text(fields, "session"),
         metadata=read_json(fields, "metadata", object_decoder, {}),
@@ -545,11 +530,11 @@ def _parse_body(
     return request
 
 
-def check_task(request: Request) -> None:
+def check_task(request: wire.Request) -> None:
     """Raises `InvalidRequest` for fields that do not go with the task of a request."""
     task = request.task
     if not request.pools and request.inputs is not None:
-        names = ", ".join(one for one in TASKS if one != GENERATE)
+        names = ", ".join(one for one in wire.TASKS if one != wire.GENERATE)
         raise InvalidRequest("inputs", f"go with one of the tasks {names}; to generate, give one")
     if request.pools and request.stream:
         raise InvalidRequest("stream", f"the task {task} has no tokens to stream; leave it out")
@@ -567,12 +552,12 @@ def check_task(request: Request) -> None:
 def _read_interval(fields: Mapping[bytes, bytes]) -> int | None:
     if b"stream_interval_ms" not in fields:
         return None
-    return read_integer(fields, "stream_interval_ms", 0, 0, MAX_STREAM_INTERVAL_MS)
+    return read_integer(fields, "stream_interval_ms", 0, 0, wire.MAX_STREAM_INTERVAL_MS)
 
 
 def parse_assignment(
     entry: str, fields: Mapping[bytes, bytes], defaults: Mapping[str, Any] = NO_DEFAULTS
-) -> Assignment | None:
+) -> wire.Assignment | None:
     """Parse a lane entry; None where it is not an assignment.
 
     A request that the coordinator accepted and this version cannot read has `Assignment.fault`.
@@ -588,12 +573,12 @@ def parse_assignment(
     if not _SID.fullmatch(sid) or len(published) % 4:
         return None
     error = ""
-    if not isinstance(request, Request):
-        if isinstance(request, Unanswerable):
+    if not isinstance(request, wire.Request):
+        if isinstance(request, wire.Unanswerable):
             return None
         error = request.message
-        request = Request(id=request.id, client=request.client, reply_to=request.reply_to)
-    return Assignment(
+        request = wire.Request(id=request.id, client=request.client, reply_to=request.reply_to)
+    return wire.Assignment(
         request=request,
         entry=entry,
         sid=sid.decode(),

@@ -11,26 +11,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tokenyard.protocol.control import (
-    Acknowledgement,
-    Command,
-    Order,
-    Signal,
-    Verb,
-    decode_acknowledgement,
-    parse_command,
-    parse_order,
-    said,
-    worker_scope,
-)
+from tokenyard.protocol import control
 from tokenyard.protocol.streams import position, readable
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.protocol.yard import Yard
 
 #: Verbs that change who holds a model, and all that change what a worker does.
-PLACING: Final[frozenset[Verb]] = frozenset({"load", "unload", "sleep", "wake"})
-CHANGING: Final[frozenset[Verb]] = frozenset({*PLACING, "drain", "stop"})
+PLACING: Final[frozenset[control.Verb]] = frozenset({"load", "unload", "sleep", "wake"})
+CHANGING: Final[frozenset[control.Verb]] = frozenset({*PLACING, "drain", "stop"})
 #: Entries of the control stream that are read; signals are among them.
 _MOST_COMMANDS: Final = 200
 
@@ -40,8 +29,8 @@ class RecentCommand:
     """A command that was sent, and the answer if there is one."""
 
     id: str
-    command: Command
-    answer: Acknowledgement | None = None  # None: not yet, or it has expired
+    command: control.Command
+    answer: control.Acknowledgement | None = None  # None: not yet, or it has expired
 
     @property
     def at_ms(self) -> int:
@@ -55,7 +44,12 @@ class RecentCommand:
 
 
 def recent_commands(
-    yard: Yard, most: int, *, model: str = "", worker: str = "", verbs: AbstractSet[Verb] = PLACING
+    yard: Yard,
+    most: int,
+    *,
+    model: str = "",
+    worker: str = "",
+    verbs: AbstractSet[control.Verb] = PLACING,
 ) -> list[RecentCommand]:
     """The newest commands with these verbs, the newest first.
 
@@ -64,7 +58,7 @@ def recent_commands(
     sent = (
         RecentCommand(entry, given)
         for entry, given in _newest(yard, _MOST_COMMANDS)
-        if isinstance(given, Command) and given.verb in verbs
+        if isinstance(given, control.Command) and given.verb in verbs
     )
     wanted = [
         one for one in sent if model in {"", one.command.model} and worker in {"", one.worker_name}
@@ -73,22 +67,22 @@ def recent_commands(
     return [replace(one, answer=next(iter(answers[one.id].values()), None)) for one in wanted]
 
 
-def _newest(yard: Yard, most: int) -> Iterator[tuple[str, Order | Command]]:
+def _newest(yard: Yard, most: int) -> Iterator[tuple[str, control.Order | control.Command]]:
     """What the control stream has, with the ids of its entries, the newest first."""
     found: Any = yard.connection.xrevrange(yard.keys.control, count=most)
     for entry, fields in found:
-        if given := parse_order(fields) or parse_command(fields):
+        if given := control.parse_order(fields) or control.parse_command(fields):
             yield entry.decode(), given
 
 
-def read_answers(yard: Yard, ids: Iterable[str]) -> dict[str, dict[str, Acknowledgement]]:
+def read_answers(yard: Yard, ids: Iterable[str]) -> dict[str, dict[str, control.Acknowledgement]]:
     """The readable answers to entries of the control stream, by entry and worker."""
     entries = list(ids)
     pipeline: Any = yard.connection.pipeline(transaction=False)
     for entry in entries:
         pipeline.hgetall(yard.keys.acks(entry))
     return {
-        entry: dict(readable(answers, decode_acknowledgement))
+        entry: dict(readable(answers, control.decode_acknowledgement))
         for entry, answers in zip(entries, pipeline.execute(), strict=True)
     }
 
@@ -97,7 +91,7 @@ def read_answers(yard: Yard, ids: Iterable[str]) -> dict[str, dict[str, Acknowle
 MOST_READ: Final = 1_000
 #: Commands to several workers that come so close after each other are one signal.
 _TOGETHER_MS: Final = 5_000
-_SIGNALS: Final[Mapping[str, Signal]] = {"drain": "DRAIN", "stop": "STOP"}
+_SIGNALS: Final[Mapping[str, control.Signal]] = {"drain": "DRAIN", "stop": "STOP"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +99,7 @@ class GivenSignal:
     """A signal as it was given."""
 
     at_ms: int  # unix time by the server's clock
-    signal: Signal
+    signal: control.Signal
     whom: str  # "model adder", "3 workers"
     by: str  # the operator; "": unknown
     why: str
@@ -119,12 +113,12 @@ def read_given_signals(yard: Yard) -> list[GivenSignal]:
     found: list[GivenSignal] = []
     for entry, given in _newest(yard, MOST_READ):
         at_ms = position(entry)[0]
-        if isinstance(given, Order):
-            whom, details = said(given.scope), _details(given)
+        if isinstance(given, control.Order):
+            whom, details = control.said(given.scope), _details(given)
             signal = GivenSignal(at_ms, given.signal, whom, given.by, given.why, details=details)
             found.append(signal)
         elif given.verb in _SIGNALS:
-            whom = said(worker_scope(given.worker.rpartition(".")[0]))
+            whom = control.said(control.worker_scope(given.worker.rpartition(".")[0]))
             signal = GivenSignal(
                 at_ms, _SIGNALS[given.verb], whom, given.by, given.why, (given.worker,)
             )
@@ -148,7 +142,7 @@ def still_there(given: GivenSignal, live: Mapping[str, WorkerInfo]) -> list[str]
     ]
 
 
-def _details(order: Order) -> str:
+def _details(order: control.Order) -> str:
     match order.signal:
         case "PAUSE":
             return f"mode {order.mode}"
