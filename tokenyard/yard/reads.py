@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 
 import redis
 
-from tokenyard.broker.direct import ask_all
 from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, intake_name, is_tenant
 from tokenyard.protocol.streams import position
 from tokenyard.protocol.yard import Yard
@@ -152,4 +151,7 @@ def _of_tenants(yard: Yard, most: int) -> Iterator[tuple[IntakeClass, str]]:
 
 def intake_lengths(yard: Yard, names: Iterable[str]) -> list[int]:
     """How many entries each of these intakes has."""
-    return ask_all(yard.connection, [("XLEN", yard.keys.intake(name)) for name in names])
+    pipeline = yard.connection.pipeline(transaction=False)
+    for name in names:
+        pipeline.xlen(yard.keys.intake(name))
+    return list(pipeline.execute())

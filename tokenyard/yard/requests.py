@@ -13,7 +13,6 @@ import msgspec
 import redis
 from msgspec import Struct
 
-from tokenyard.broker.direct import ask_all
 from tokenyard.protocol.keys import split_intake
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import TERMINAL, Result, Status, decode_reply, to_result
@@ -121,8 +120,10 @@ def text_of_field(fields: Fields, name: bytes) -> str:
 def by_ledger(yard: Yard, owners: Iterable[Owned]) -> Iterator[Listed]:
     """Those of these requests that have a ledger; what is in their results is left out."""
     named = list(owners)
-    ask = [("HMGET", yard.keys.ledger(*one), *_LEDGER_FIELDS) for one in named]
-    for (client, request_id), raw in zip(named, ask_all(yard.connection, ask), strict=True):
+    pipeline = yard.connection.pipeline(transaction=False)
+    for client, request_id in named:
+        pipeline.hmget(yard.keys.ledger(client, request_id), *_LEDGER_FIELDS)
+    for (client, request_id), raw in zip(named, pipeline.execute(), strict=True):
         texts = ((value or b"").decode(errors="replace") for value in raw)
         state, sid, worker, attempt, ended, reason = texts
         if state in STATES:
@@ -142,9 +143,12 @@ def by_ledger(yard: Yard, owners: Iterable[Owned]) -> Iterator[Listed]:
 
 def with_results(yard: Yard, listed: Sequence[Listed]) -> list[Listed]:
     """Add what only results contain: model, tokens, error."""
-    ask = [("HGET", yard.keys.ledger(one.client, one.id), "result") for one in listed]
-    results = ask_all(yard.connection, ask)
-    return [_with_result(one, packed) for one, packed in zip(listed, results, strict=True)]
+    pipeline = yard.connection.pipeline(transaction=False)
+    for one in listed:
+        pipeline.hget(yard.keys.ledger(one.client, one.id), "result")
+    return [
+        _with_result(one, packed) for one, packed in zip(listed, pipeline.execute(), strict=True)
+    ]
 
 
 def _with_result(one: Listed, packed: bytes | None) -> Listed:
@@ -165,8 +169,10 @@ def _with_result(one: Listed, packed: bytes | None) -> Listed:
 
 def published(yard: Yard, listed: Sequence[Listed]) -> list[int]:
     """How many tokens of each are published; 0 once it has its result."""
-    ask = [("STRLEN", yard.keys.tokens(one.client, one.id)) for one in listed]
-    return [length // _TOKEN_BYTES for length in ask_all(yard.connection, ask)]
+    pipeline: Any = yard.connection.pipeline(transaction=False)
+    for one in listed:
+        pipeline.strlen(yard.keys.tokens(one.client, one.id))
+    return [length // _TOKEN_BYTES for length in pipeline.execute()]
 
 
 def read_submitted(yard: Yard, client: str, request_id: str) -> Request | Refused | None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tokenyard.broker.check import write_error
-from tokenyard.broker.direct import ask_all
 from tokenyard.protocol.control import DesiredStates, RunState, decode_desired
 from tokenyard.protocol.keys import IntakeClass, Keys
 from tokenyard.protocol.streams import unix_ms
@@ -151,7 +150,10 @@ def read_yard(yard: Yard, *, counts_lanes: bool = True) -> YardView:
 
 def with_lanes(yard: Yard, workers: Sequence[WorkerView]) -> list[WorkerView]:
     """The same workers with the lengths of their lanes."""
-    lengths = ask_all(yard.connection, [("XLEN", yard.keys.lane(one.worker)) for one in workers])
+    pipeline = yard.connection.pipeline(transaction=False)
+    for worker in workers:
+        pipeline.xlen(yard.keys.lane(worker.worker))
+    lengths: list[int] = pipeline.execute()
     return [replace(worker, lane=lane) for worker, lane in zip(workers, lengths, strict=True)]
 
 
