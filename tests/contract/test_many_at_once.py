@@ -1,22 +1,19 @@
-"""Clients with more concurrent calls than connections."""
+"""A client with more concurrent calls than connections."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import redis
 
 from tests.contract.conftest import WAIT_S
 from tests.contract.stand_in import StandIn
 from tests.support.builders import random_name
-from tokenyard import AsyncClient, Client
+from tokenyard import AsyncClient
 from tokenyard.broker.pools import DEFAULT_MAX_CONNECTIONS
 from tokenyard.scripts import Scripts
 
-TASKS, THREADS = 500, 150
+TASKS = 500
 #: The pool, and the connection that reads replies.
 MOST = DEFAULT_MAX_CONNECTIONS + 1
 
@@ -47,20 +44,3 @@ def test_many_tasks_submit_and_await_their_results_concurrently(
             return [result.status for result in await asyncio.gather(*waits)]
 
     assert asyncio.run(scenario()) == ["completed"] * TASKS
-
-
-@pytest.mark.usefixtures("yard")
-def test_many_threads_submit_concurrently(
-    redis_url: str, connection: redis.Redis, scripts: Scripts
-) -> None:
-    url, name = marked(redis_url)
-    together = threading.Barrier(THREADS)
-
-    def submit(number: int) -> str:
-        together.wait(WAIT_S)
-        return client.submit([1, number]).id
-
-    with Client(url, scripts.keys.yard) as client, ThreadPoolExecutor(THREADS) as threads:
-        assert len(set(threads.map(submit, range(THREADS)))) == THREADS
-        assert 1 <= connections(connection, name) <= MOST
-    assert connection.xlen(scripts.keys.intake("normal")) == THREADS

@@ -53,15 +53,6 @@ class TestSubmit:
         assert yard.seen[0].prompt == "HAL"
         assert handle.result(WAIT_S).text == "IBM"
 
-    def test_messages_reach_the_worker_as_messages(
-        self, yard: StandIn, new_client: NewClient
-    ) -> None:
-        messages = [{"role": "user", "content": "HAL"}]
-        handle = new_client().submit(messages)
-        yard.answer_all()
-        assert yard.seen[0].messages == messages
-        assert handle.result(WAIT_S).text == "IBM"
-
     def test_options_of_a_chat_template_reach_the_worker(
         self, yard: StandIn, new_client: NewClient
     ) -> None:
