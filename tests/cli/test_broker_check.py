@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import redis
 
-from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.broker.check import check_broker
-
-
-def test_a_server_that_evicts_is_a_warning(own_broker: Server) -> None:
-    with redis.Redis.from_url(own_broker.url) as connection:
-        connection.config_set("maxmemory-policy", "allkeys-lru")
-        [warning] = check_broker(connection)
-        assert "allkeys-lru" in warning
 
 
 def test_the_probe_leaves_no_key_behind(connection: redis.Redis) -> None:

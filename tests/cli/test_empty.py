@@ -161,11 +161,3 @@ def test_requeue_takes_all_letters_or_those_of_a_client(quiet: PlayedYard, run: 
     assert other["requeued"] == 1
     assert quiet.ledger(bob)["state"] == "waiting"
     assert run("requeue", "--all").stdout == "0 requests wait again\n"
-
-
-@pytest.mark.long
-def test_requeue_prints_why_it_is_impossible(quiet: PlayedYard, run: Any) -> None:
-    quiet.connection.hset(quiet.keys.ledger("anon", "q"), "state", "failed")
-    done = run("requeue", "q")
-    assert done.returncode == Exit.FAILED
-    assert "1: failed without a dead letter" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.cli.running import Up, said, tokenyard
-from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
 
 MODELS = """
@@ -99,33 +97,6 @@ def test_the_table_shows_places_and_load_times(run: Run) -> None:
 
 
 @pytest.mark.long
-def test_worker_without_an_answer_is_named(run: Run) -> None:
-    late = run("load", "one", "--timeout", "0")
-    assert late.returncode == Exit.UNAVAILABLE
-    assert "1 worker has not obeyed after 0 s" in late.stderr
-    assert ": has not answered" in late.stderr
-    said(run("load", "one", "--json"))  # continues with that load
-
-
-@pytest.mark.long
-def test_refusal_is_printed_with_its_reason(run: Run) -> None:
-    name = said(run("load", "one", "--json"))["workers"][0]
-    refused = run("load", "wide", "--worker", name, "--json")
-    assert refused.returncode == Exit.UNAVAILABLE
-    [unacknowledged] = json.loads(refused.stdout)["unacknowledged"]
-    assert unacknowledged["worker"] == name
-    assert "takes 3 of this host's 2 devices" in unacknowledged["reason"]
-
-
-@pytest.mark.long
-def test_no_wait_only_gives_the_signal(run: Run) -> None:
-    told = run("load", "one", "--no-wait")
-    assert told.returncode == Exit.OK
-    assert told.stdout.startswith("one: is to be loaded by ")
-    assert eventually(lambda: list(holders(run, "one").values()) == ["ready"])
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -133,10 +104,7 @@ def test_no_wait_only_gives_the_signal(run: Run) -> None:
             ("load", "onee"),
             "there is no model 'onee'; did you mean one? Known models: one, two, wide",
         ),
-        (("unload", "three"), "there is no model 'three'"),
-        (("load", "one", "--worker", "nobody"), "there is no worker 'nobody'. Known workers: "),
         (("load", "wide"), "no device is free or idle for 'wide'"),
-        (("reload", "onee", "--path", "/new"), "there is no model 'onee'"),
     ],
 )
 def test_impossible_loads_fail_with_a_hint(run: Run, arguments: list[str], reason: str) -> None:

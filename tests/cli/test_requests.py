@@ -202,17 +202,6 @@ def test_a_truncated_list_ends_with_a_note(ask: Ask, client: Client) -> None:
     assert "there may be more than --limit 2" in limited.stderr
 
 
-def test_names_in_a_list_move_no_cursor(ask: Ask, connection: redis.Redis) -> None:
-    name, keys = "\x1b[2J" + random_name("q"), Keys("main")
-    connection.hset(
-        keys.ledger("odd", name), mapping={"state": "completed", "sid": "low/1-0", "ended": 2}
-    )
-    listed = ask("requests", "--client", "odd")
-    assert repr(name)[1:-1] in listed.stdout
-    assert "\x1b" not in listed.stdout + ask("explain", name).stdout
-    connection.delete(keys.ledger("odd", name))
-
-
 def test_a_deadline_ends_a_running_request(ask: Ask) -> None:
     for deadline_s in (0.5, 3, 12):
         name = random_name("client")

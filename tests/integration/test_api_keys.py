@@ -89,18 +89,30 @@ def test_the_command_prints_the_key_alone_on_stdout(command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("option", "given", "reason"),
     [
-        ["create", "--tenant", "a/b"],
-        ["create", "--tenant", "a", "--classes", "fast"],
+        ("--tenant", "a/b", "--tenant: 'a/b'"),
+        ("--classes", "fast", "classes"),
+        ("--classes", " , ", "classes: name one or more"),
+        ("--models", "", "models: name one or more"),
+        ("--name", "x" * 201, "--name: give 200 characters at most"),
     ],
 )
-def test_mistakes_create_nothing(command: Command, words: list[str]) -> None:
-    done = command(*words)
+def test_mistakes_create_nothing(
+    command: Command, yard: PlayedYard, option: str, given: str, reason: str
+) -> None:
+    done = command("create", "--tenant", "a", option, given)
     assert done.exit_code != 0
     assert "Error" in done.stderr
+    assert reason in done.stderr
     assert "Traceback" not in done.stderr
-    assert json.loads(command("list", "--json").stdout) == []
+    assert list_keys(yard) == {}
+
+
+def test_a_key_that_may_use_nothing_is_listed_as_such(command: Command, yard: PlayedYard) -> None:
+    key = ApiKey(tenant="research", models=[], classes=[])
+    yard.connection.hset(yard.keys.api_keys, "0" * 64, encode_key(key))
+    assert command("list").stdout.split().count("none") == 2
 
 
 # What gateways make of them
