@@ -100,16 +100,6 @@ class TestDraining:
             plant.answer(request.id).check_stream()
 
     @pytest.mark.long
-    def test_a_drain_ends_with_its_grace(self, plant: Plant) -> None:
-        leaving = plant.up(simulated_step_s=0.2, grace_s=1.0)
-        (request,) = begun(plant, 1, 1000)
-
-        # I expect it to end long before the stream would, which goes back.
-        assert leaving.stop() == 0
-
-        eventually(lambda: plant.ledger(request.id)["state"] == "waiting")
-
-    @pytest.mark.long
     def test_sigint_drains_too(self, plant: Plant) -> None:
         leaving = plant.up(simulated_step_s=0.02)
         requests = begun(plant, 2, 30)

@@ -85,30 +85,6 @@ def test_a_pause_holds_requests_that_arrive_with_it(yard: Yard) -> None:
     assert yard.wait_for_load(worker, 1) == ["r0001"]
 
 
-def test_a_paused_model_does_not_hold_other_models(yard: Yard) -> None:
-    # Given two models, one of them paused
-    paused, free = yard.worker("a", model="a"), yard.worker("b", model="b")
-    yard.give("PAUSE", model_scope("a"))
-    yard.coordinator(max_batch=8)
-
-    # If many wait for that one, and some for the other behind them
-    yard.ask(*(f"a{n}" for n in range(50)), model="a")
-    ids = yard.ask("b0", "b1", model="b")
-
-    # I expect these to be served.
-    assert yard.wait_for_load(free, 2) == ids
-    assert yard.load(paused) == 0
-
-
-def test_a_paused_worker_leaves_its_share_to_the_others(yard: Yard) -> None:
-    paused, free = yard.worker("a"), yard.worker("b")
-    yard.give("PAUSE", worker_scope("a"))
-    yard.coordinator()
-
-    assert yard.push(requests(4)) == yard.wait_for_load(free, 4)
-    assert yard.load(paused) == 0
-
-
 @pytest.mark.long
 def test_requests_can_be_cancelled_and_expire_during_a_pause(yard: Yard) -> None:
     # Given a paused yard

@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -195,11 +194,6 @@ class TestFailing:
             working(leading), engine="vllm", model=str(tmp_path), device="cuda", model_name=""
         )
         family.does_not_start(worker.entrypoint, settings, r"SettingsError: .*cuda")
-
-    def test_a_port_that_is_taken(self, family: Family, leading: CoordinatorSettings) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as thief:
-            settings = replace(leading, metrics_port=thief.getsockname()[1])
-            family.does_not_start(coordinator.entrypoint, settings, "in use")
 
     def test_a_process_that_is_killed(self, family: Family, leading: CoordinatorSettings) -> None:
         # Given a controller whose model takes long to load

@@ -277,14 +277,3 @@ def test_a_host_killed_during_a_reload_returns_with_the_weights_of_the_others(
 
     # I expect all to run with the weights before.
     assert asked(plant, 20) == {(4, None)}
-
-
-@pytest.mark.long
-def test_the_models_own_weights_are_restored(plant: Plant, signals: Signals) -> None:
-    plant.up()
-
-    assert signals.reload("sim", PATH, 5, "wait", START_S) == []
-    assert signals.reload("sim", "", 4, "wait", START_S) == []
-
-    assert asked(plant) == {(4, None)}
-    eventually(lambda: {info.weights for info in plant.roster().values()} == {""})

@@ -14,7 +14,7 @@ from tokenyard.protocol.leader_reports import HistorySample
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.yard.history import read_history
-from tokenyard.yard.snapshot import read_standbys, read_yard
+from tokenyard.yard.snapshot import read_yard
 
 
 class Yard(Lanes):
@@ -67,26 +67,6 @@ def test_the_leader_writes_what_it_sees(yard: Yard) -> None:
     count = len(told)
     eventually(lambda: len(yard.history()) > count + 1)
     assert sum(one.finished for one in yard.history()) == 3
-
-
-@pytest.mark.long
-def test_only_the_leader_writes_and_a_standby_is_shown(yard: Yard) -> None:
-    first = yard.coordinator(name="first")
-    yard.coordinator(name="second")
-    eventually(yard.history)
-
-    view = read_yard(yard)
-    assert view.leader is not None
-    assert view.leader.name == "first"
-    standbys = read_standbys(yard, view.leader, view.at_ms)
-    assert standbys == ["second"]
-    assert {one.epoch for one in yard.history()} == {1}
-
-    # If the leader goes, the standby continues.
-    first.stop()
-    eventually(lambda: [one for one in yard.history() if one.epoch == 2])
-    epochs = [one.epoch for one in yard.history()]
-    assert epochs == sorted(epochs)
 
 
 @pytest.mark.long

@@ -34,20 +34,6 @@ class TestStart:
             assert 0 <= seconds_since(info.since_ms) < 60
 
     @pytest.mark.long
-    def test_a_running_host_shows_the_models_that_it_may_load(self, new_host: NewHost) -> None:
-        host = new_host(slots=2)
-
-        entry = host.entry()
-        assert (entry.name, entry.devices) == ("host", 2)
-        assert host.model("pair").ranks == 2
-        assert {model.load_s for model in entry.models} == {0.0}
-
-        assert host.program.stop() == 0
-        assert host.entry().left_ms > 0
-        assert host.entry().models == entry.models
-        assert not host.plant.roster()
-
-    @pytest.mark.long
     def test_a_process_that_keeps_dying_is_shown_as_failed(
         self, plant: Plant, tmp_path: Path
     ) -> None:
@@ -124,22 +110,6 @@ class TestModels:
         assert host.model("adder").load_s >= LOAD_S
         eventually(lambda: host.model("subtractor").swap_s >= LOAD_S)
 
-    @pytest.mark.long
-    def test_a_process_that_could_not_load_a_model_is_replaced(self, new_host: NewHost) -> None:
-        host = new_host()
-        pid = host.process("host").pid
-
-        reason = host.refuse("load", "host", model="bad")
-        assert "broken model" in reason
-
-        eventually(lambda: host.model("bad").faults == 1)
-        assert "broken model" in host.model("bad").fault
-        assert 0 <= seconds_since(host.model("bad").faulted_ms) < 60
-        eventually(lambda: host.find("host") and host.wait("warm", "host").pid != pid)
-        assert "models file" in host.refuse("load", "host", model="evil")
-        host.obey("load", "host", model="adder")
-        assert host.model("bad").faults == 1, "another model's success is not its own"
-
 
 class TestSleep:
     @pytest.mark.long
@@ -160,21 +130,6 @@ class TestSleep:
         assert set(awake.phases_s) == {"wake"}
         assert awake.pid == asleep.pid
         host.wait("asleep", "host-1", model="subtractor")
-
-    @pytest.mark.long
-    def test_a_model_sleeps_and_wakes_on_command(self, new_host: NewHost) -> None:
-        host = new_host()
-        assert "only a ready worker" in host.refuse("sleep", "host")
-        host.obey("load", "host", model="adder")
-
-        host.obey("sleep", "host", level=2)
-        host.wait("asleep", "host", model="adder")
-        host.obey("wake", "host")
-        host.wait("ready", "host", model="adder")
-
-        # A level that the engine does not know is refused, and the model is unloaded.
-        assert "level 7" in host.refuse("sleep", "host", level=7)
-        host.wait("warm", "host")
 
 
 class TestOtherCommands:

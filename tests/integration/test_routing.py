@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from coordinator.coordinator import Coordinator
-from coordinator.routing.affinity import NEAR_REQUESTS
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
 from tests.support.waiting import eventually
@@ -117,15 +116,6 @@ class TestPrefixAffinity:
         assert place(lanes, make_request("again", session="t")) == begun[1]
         assert place(lanes, make_request(session="s")) == begun[0]
         assert why(lanes, "again").startswith("prefix_affinity, its session was there, load 1")
-
-    def test_a_prefix_does_not_overload_its_worker(self, lanes: Lanes) -> None:
-        a, b = lanes.worker("a"), lanes.worker("b")
-        lanes.coordinator(expect_workers=2, policy="prefix_affinity")
-
-        lanes.push([make_request(tokens=prompt(0)) for _ in range(40)])
-
-        eventually(lambda: lanes.waiting() == 0)
-        assert abs(lanes.load(a) - lanes.load(b)) <= NEAR_REQUESTS + 1
 
     def test_a_worker_that_left_matches_nothing(self, lanes: Lanes) -> None:
         gone = lanes.worker("a")
