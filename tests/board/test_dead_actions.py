@@ -13,8 +13,6 @@ from tests.support.builders import make_request
 from tests.support.fake_clock import FakeClock
 from tests.support.letters import MANY, bury, bury_many, left
 from tests.support.yard import PlayedYard
-from tokenyard.board.page import Actor
-from tokenyard.ops.letters import OPERATIONS
 
 pytestmark = pytest.mark.valkey_only
 
@@ -146,17 +144,3 @@ def test_forms_without_sense_change_nothing(
     looker.get("/do/dead.drop", parameters=fields, status=400)
     assert looker.post("dead.drop", fields).status_code == 400
     assert left(yard) == [letter]
-
-
-@pytest.mark.parametrize("action", [each.name for each in OPERATIONS])
-def test_viewers_see_letters_and_change_none(looker: Looker, yard: PlayedYard, action: str) -> None:
-    letter = bury(yard)
-    looker.actor = Actor("olga", "viewer")
-    for path in ("/dead", f"/dead/{letter}"):
-        page = looker.get(path)
-        assert letter in page
-        assert "/board/do/dead" not in page
-        assert "checkbox" not in page
-    looker.actor = Actor("olga", "operator")
-    assert looker.post(action, {"letter": letter}).status_code == 303
-    assert left(yard) == []

@@ -22,9 +22,6 @@ from tokenyard.protocol.worker_info import ModelInfo, WorkerTotals
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts.answers import Move
 
-HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
-ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;\\u202e\\x1b[31m"
-
 
 def test_a_yard_without_workers_says_so(looker: Looker) -> None:
     text = text_of(looker.get("/devices"))
@@ -185,17 +182,6 @@ def test_a_model_that_no_worker_holds_waits_for_a_reason(
     assert "adder 2" not in text  # a worker serves it
 
 
-def test_hostile_texts_are_shown_as_text(devices: DeviceYard, looker: Looker) -> None:
-    devices.join(
-        *("gpu-1-0",), controller="gpu-1", state="failed", model=HOSTILE, last_error=HOSTILE * 2
-    )
-    for path, given in (("/devices", {}), ("/devices/gpu-1-0", {}), ("/model", {"name": HOSTILE})):
-        page = looker.get(path, parameters=given)
-        assert "<script>alert" not in page
-        assert ESCAPED in page
-        assert "\u202e" not in text_of(page)  # a form has to send the name as it is
-
-
 def test_long_texts_are_cut_with_their_length(devices: DeviceYard, looker: Looker) -> None:
     devices.join("gpu-1-0", controller="gpu-1", state="failed", last_error="x" * 1_000_000)
     for path in ("/devices", "/devices/gpu-1-0"):
@@ -288,14 +274,6 @@ def test_a_worker_is_paused_from_its_page(devices: DeviceYard, looker: Looker) -
     page = looker.get("/devices/gpu-1-0")
     assert re.search("worker gpu-1-0 PAUSED for .* by .*: its fan", text_of(page))
     assert "/do/signal.unpause" in page
-
-
-def test_a_viewer_sees_no_buttons(devices: DeviceYard, looker: Looker) -> None:
-    devices.join("gpu-1-0", controller="gpu-1")
-    devices.offer("gpu-1", "adder", "coder")
-    looker.actor = Actor("olga", "viewer")
-    for path in ("/devices", "/devices/gpu-1-0", "/models", "/model?name=adder"):
-        assert "/do/" not in looker.get(path)
 
 
 # What it costs
