@@ -161,13 +161,6 @@ def test_ctrl_c_keeps_the_answers_and_prints_how_to_continue(
     assert job["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
 
 
-@pytest.mark.long
-def test_a_missing_input_is_a_one_line_error(steady_plant: Plant, tmp_path: Path) -> None:
-    done = batch(steady_plant, "run", tmp_path / "nothing", "-o", tmp_path / "out")
-    assert done.returncode == Exit.USAGE
-    assert done.stderr == f"Error: {tmp_path}/nothing: No such file or directory\n"
-
-
 def peak_mb(pid: int) -> list[float]:
     """The peak memory of a process in MB, as a list of one; empty after its end.
 

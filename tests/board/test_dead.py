@@ -80,14 +80,6 @@ def test_a_filter_reads_a_bounded_part_and_goes_on(looker: Looker, yard: PlayedY
     assert first in looker.get(further[1].replace("&amp;", "&"))
 
 
-def test_letters_are_filtered(looker: Looker, yard: PlayedYard) -> None:
-    bury(yard, make_request("a", client="ann"))
-    bury(yard, make_request("b", client="bob"))
-    page = looker.get("/dead", parameters={"client": "bob"})
-    assert re.findall(r"(?:ann|bob)/(\w)</bdi>", page) == ["b"]
-    assert "No dead letter matches" in looker.get("/dead", parameters={"client": "cem"})
-
-
 def test_a_form_says_which_letters_are_wanted() -> None:
     form = {"reason": "POISONED", "model": "adder", "client": "ann", "tenant": "lab", "text": "x"}
     assert wanted_letters(form) == LetterFilter(

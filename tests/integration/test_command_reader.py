@@ -116,14 +116,3 @@ def test_the_reader_continues_after_its_connection_was_killed(
 
     eventually(lambda: rig.taken == given)
     eventually(lambda: rig.returns == 1)
-
-
-def test_stop_ends_the_reader(rig: Rig) -> None:
-    rig.reader.start()
-    rig.reader.stop()
-    rig.reader.stop()
-    rig.reader._thread.join(30.0)
-    rig.command("model")
-
-    assert not rig.reader._thread.is_alive()
-    assert rig.taken == []
