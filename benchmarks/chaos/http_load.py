@@ -98,7 +98,7 @@ class HttpLoad:
         while not stop.exists():
             key = f"{settings.name}-{life}-{number}-{count}"
             tenant = draw.choice(list(settings.api_keys))
-            client = Principal(tenant).client
+            client = Principal(tenant=tenant).client
             asked = draw_over_http(
                 draw,
                 settings.engine,

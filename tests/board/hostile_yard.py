@@ -6,12 +6,12 @@ import json
 from typing import Any
 from urllib.parse import quote
 
+from tests.support.api_keys import create_key
 from tests.support.builders import entry_fields, make_request, make_worker_info
 from tokenyard.batch.rq.jobs import BatchQueue, JobOrder
 from tokenyard.batch.state import BatchSpec
 from tokenyard.board.pages import PAGES
 from tokenyard.ops.audit import AuditEntry, record
-from tokenyard.ops.keys import create_key
 from tokenyard.protocol.replies import ErrorInfo, Reply, encode_reply, json_text
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, encode_host, encode_worker

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.board.asking import Asking
+from tests.support.api_keys import create_key
 from tokenyard.ops.audit import read_audit
 from tokenyard.ops.tenants import set_tenant
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
