@@ -133,13 +133,13 @@ def test_unused_tokenizers_make_room_for_others(
         workers.append(yard.worker(tokenizer=str(folder)))
     # While the first ones are in use,
     for worker in workers[:4]:
-        eventually(lambda worker=worker: tokenizers.text(board, worker, [65]).text == "A")
+        eventually(lambda worker=worker: tokenizers.text(board, worker, [65])[0] == "A")
     # I expect no room for another,
-    assert tokenizers.text(board, workers[4], [65]) == one.Text()
+    assert tokenizers.text(board, workers[4], [65]) == (None, False)
     # and room once nobody has looked for a while.
     monkeypatch.setattr(one, "_UNUSED_S", 0.0)
-    eventually(lambda: tokenizers.text(board, workers[4], [65]).text == "A")
-    assert tokenizers.text(board, workers[0], [65]).is_loading
+    eventually(lambda: tokenizers.text(board, workers[4], [65])[0] == "A")
+    assert tokenizers.text(board, workers[0], [65]) == (None, True)
 
 
 @pytest.mark.parametrize("path", ["", "gpt2", "../..", "/no/such/folder"])

@@ -221,9 +221,10 @@ def test_what_the_user_may_not_ask_is_asked_once(
     bare.connection.execute_command("ACL", "SETUSER", user, *rights)
     url = redis_url.replace("//", f"//{user}:secret@")
     looked: list[Evidence] = []
+    really_gather = doctor.gather
 
     def gather(*args: Any) -> Evidence:
-        looked.append(found := doctor.gather(*args))
+        looked.append(found := really_gather(*args))
         return found
 
     monkeypatch.setattr("tokenyard.doctor.gather", gather)

@@ -16,7 +16,6 @@ from tokenyard.cli.batch import jobs as batch_jobs
 from tokenyard.cli.shared import tables
 from tokenyard.cli.shared.tables import Column, FittingTable, table_of
 from tokenyard.cli.tenants import list as tenants_list
-from tokenyard.cli.tenants import usage as tenants_usage
 from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.tenants import TenantSettings
 from tokenyard.protocol.worker_info import WORKER_STATES, HostInfo, ModelInfo
@@ -265,7 +264,7 @@ def test_usage_shows_counts_of_long_names(name: str, is_whole: bool) -> None:
         wait_p50_ms=512,
         wait_p99_ms=2**26,
     )
-    text = drawn(table_of([usage], tenants_usage._COLUMNS, has_details=is_whole))
+    text = drawn(table_of([usage], tenants_list._USAGE_COLUMNS, has_details=is_whole))
     assert name in "".join(text.split())
     for part in ("2026-11-23", "1,000,000,000", "1,000,000,000,001", "512 ms", "19 h"):
         assert part in " ".join(text.split())
