@@ -220,7 +220,7 @@ def test_nobody_else_can_read_a_folder_of_files(tmp_path: Path) -> None:
         storage.start()
         storage.write("tenant-a/about", b"x")
         with storage.upload("tenant-a/content") as new:
-            new.upload.write(b"x")
+            new.write(b"x")
             new.commit()
     finally:
         os.umask(before)

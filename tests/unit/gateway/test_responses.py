@@ -150,7 +150,7 @@ def test_pages_join_to_the_whole_list() -> None:
     seen: list[str] = []
     query: Mapping[str, str] = {"limit": "3", "order": "asc"}
     while True:
-        found = json.loads(page(items, query))
+        found = page(items, query)
         seen += [item["id"] for item in found["data"]]
         if not found["has_more"]:
             break
