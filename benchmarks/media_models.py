@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import string
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from benchmarks.pooling_models import WIDTH, enlarge_weights
@@ -14,7 +16,6 @@ from benchmarks.pooling_models import WIDTH, enlarge_weights
 IMAGE: Final = "<image>"
 _MARKS: Final = (IMAGE, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 _TILES: Final = tuple(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2))
-_SPECIAL: Final = ("<pad>", "<end>", *_MARKS, *_TILES)
 _TASK_MARKS: Final = [
     "translate",
     "transcribe",
@@ -25,10 +26,19 @@ _TASK_MARKS: Final = [
 ]
 #: Seconds of sound that the model hears at once.
 PIECE_S: Final = 4
-_TEMPLATE: Final = (
-    "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for c in m.content %}{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}"
-    "{% endfor %}{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+#: The shape of a decoder, with the two first tokens of `tokenizer`.
+DECODER: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "hidden_size": WIDTH,
+        "intermediate_size": 2 * WIDTH,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+    }
 )
 
 
@@ -57,19 +67,11 @@ def write_picture_model(folder: Path) -> Path:
     import torch
     import transformers
 
-    tokenizer = _tokenizer()
-    decoder = transformers.LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=1,
-    )
+    words = tokenizer((*_MARKS, *_TILES), {"image": IMAGE})
+    names = ("image_token", "fake_image_token", "global_image_token", "end_of_utterance_token")
+    for name, mark in zip(names, _MARKS, strict=True):
+        setattr(words, name, mark)
+    words.image_token_id = words.convert_tokens_to_ids(IMAGE)
     encoder = {
         "hidden_size": WIDTH,
         "intermediate_size": WIDTH,
@@ -80,8 +82,8 @@ def write_picture_model(folder: Path) -> Path:
     }
     config = transformers.Idefics3Config(
         vision_config=encoder,
-        text_config=decoder,
-        image_token_id=tokenizer.image_token_id,
+        text_config=transformers.LlamaConfig(vocab_size=len(words), **DECODER),
+        image_token_id=words.image_token_id,
         scale_factor=2,
         pad_token_id=0,
     )
@@ -93,32 +95,34 @@ def write_picture_model(folder: Path) -> Path:
         size={"longest_edge": 128}, max_image_size={"longest_edge": 64}
     )
     transformers.Idefics3Processor(
-        pictures, tokenizer, image_seq_len=4, chat_template=_TEMPLATE
+        pictures, words, image_seq_len=4, chat_template=words.chat_template
     ).save_pretrained(folder)
     return folder
 
 
-def _tokenizer() -> Any:
-    """One token for each character."""
+def tokenizer(marks: Sequence[str], shown_as: Mapping[str, str]) -> Any:
+    """One token for each character and mark; ``shown_as`` are marks by the types of parts."""
     import tokenizers
     import transformers
 
-    words = [*_SPECIAL, *string.printable]
+    words = ["<pad>", "<end>", *marks, *string.printable]
     vocabulary = {word: number for number, word in enumerate(words)}
     model = tokenizers.models.BPE(vocabulary, [], unk_token="<pad>")  # noqa: S106 - no password
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.decoder = tokenizers.decoders.Fuse()
+    coder = tokenizers.Tokenizer(model)
+    coder.decoder = tokenizers.decoders.Fuse()
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=coder,
         pad_token="<pad>",  # noqa: S106
         eos_token="<end>",  # noqa: S106
-        additional_special_tokens=[*_MARKS, *_TILES],
+        additional_special_tokens=[*marks],
     )
-    fast.chat_template = _TEMPLATE
-    names = ("image_token", "fake_image_token", "global_image_token", "end_of_utterance_token")
-    for name, mark in zip(names, _MARKS, strict=True):
-        setattr(fast, name, mark)
-    fast.image_token_id = fast.convert_tokens_to_ids(IMAGE)
+    parts = "".join(f"{{% elif c.type == '{kind}' %}}{mark}" for kind, mark in shown_as.items())
+    fast.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}"
+        "{% else %}{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}"
+        f"{parts}{{% endif %}}{{% endfor %}}{{% endif %}}\n{{% endfor %}}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
     return fast
 
 
@@ -137,13 +141,13 @@ def write_sound_model(folder: Path) -> Path:
     times = [f"<|{step * 0.02:.2f}|>" for step in range(PIECE_S * 50 + 1)]
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {word: number for number, word in enumerate([end, *letters])}
-    tokenizer = transformers.WhisperTokenizer(
+    words = transformers.WhisperTokenizer(
         vocab=vocabulary, merges=[], unk_token=end, bos_token=end, eos_token=end
     )
-    tokenizer.add_special_tokens({"additional_special_tokens": [*marks, *times]})
+    words.add_special_tokens({"additional_special_tokens": [*marks, *times]})
     features = transformers.WhisperFeatureExtractor(feature_size=80, chunk_length=PIECE_S)
     config = transformers.WhisperConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=len(words),
         d_model=WIDTH,
         encoder_layers=2,
         decoder_layers=2,
@@ -154,7 +158,7 @@ def write_sound_model(folder: Path) -> Path:
         num_mel_bins=80,
         max_source_positions=PIECE_S * 50,
         max_target_positions=64,
-        decoder_start_token_id=tokenizer.convert_tokens_to_ids("<|startoftranscript|>"),
+        decoder_start_token_id=words.convert_tokens_to_ids("<|startoftranscript|>"),
         bos_token_id=0,
         eos_token_id=0,
         pad_token_id=0,
@@ -165,5 +169,5 @@ def write_sound_model(folder: Path) -> Path:
     model = transformers.WhisperForConditionalGeneration(config)
     enlarge_weights(model)
     model.float().save_pretrained(folder)
-    transformers.WhisperProcessor(features, tokenizer).save_pretrained(folder)
+    transformers.WhisperProcessor(features, words).save_pretrained(folder)
     return folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import wave
 from array import array
@@ -15,9 +14,9 @@ import pytest
 from PIL import Image
 
 from benchmarks.media_models import picture, shown, write_picture_model, write_sound_model
-from tests.engines.harness import refused_field, run, run_program, spec_of
+from tests.engines.harness import refused_field, run, spec_of
 from tests.support.builders import make_assignment
-from tests.support.processes import ROOT
+from tests.support.llm import answers_of_llm
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.media import name_of, take_media
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams, pack_tokens
@@ -27,21 +26,6 @@ pytestmark = pytest.mark.vllm
 
 TEXT: Final = {"type": "text", "text": "what"}
 GREEDY: Final = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-PROGRAM: Final = """
-import json, os, sys
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-from worker.engines.cpu_features import request_amx
-request_amx()
-from vllm import LLM, SamplingParams
-path, chats = sys.argv[1], json.load(open(sys.argv[2]))
-llm = LLM(
-    path, dtype="float32", enforce_eager=True, max_num_seqs=16, kv_cache_memory_bytes=1 << 26
-)
-params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-outputs = llm.chat(chats, params, use_tqdm=False)
-found = [[len(one.prompt_token_ids), one.outputs[0].token_ids] for one in outputs]
-print("\\n" + json.dumps(found))
-"""
 
 
 def sound(seconds: float = 2.0, rate: int = 16_000) -> bytes:
@@ -89,10 +73,8 @@ def engine(backend: Backend, folder: Path) -> Iterator[Engine]:
 
 
 def test_pictures(engine: Engine, folder: Path, tmp_path: Path) -> None:
-    chats = tmp_path / "chats.json"
-    chats.write_text(json.dumps(list(CHATS.values())))
-    told = run_program(PROGRAM, tmp_path, str(folder), str(chats), cwd=ROOT)
-    expected = dict(zip(CHATS, json.loads(told.splitlines()[-1]), strict=True))
+    answers = answers_of_llm(folder, tmp_path, chats=[*CHATS.values()])["chats"]
+    expected = {name: answer[:2] for name, answer in zip(CHATS, answers, strict=True)}
 
     outcomes = run(engine, *(asked(chat, f"{at}-0") for at, chat in enumerate(CHATS.values(), 1)))
     found = {

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
 import tokenyard
 from benchmarks.pooling_models import ENGINE_ARGS, Kind, write_pooling_model
-from tests.engines.harness import refused_field, run, run_program, spec_of
+from tests.engines.harness import refused_field, run, spec_of
 from tests.support.builders import make_assignment
-from tests.support.processes import ROOT
+from tests.support.llm import answers_of_llm
 from tokenyard.protocol.replies import Result
 from tokenyard.protocol.wire import Assignment, PoolingParams, Request, Task, pack_tokens
 from worker.engines import Backend, Engine, PoolingOutput
@@ -37,29 +36,6 @@ TASKS_OF: Final[dict[Kind, tuple[Task, ...]]] = {
 }
 #: Rounding in another batch.
 NEAR: Final = {"rtol": 0, "atol": 1e-6}
-PROGRAM: Final = """
-import json, os, sys
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-from worker.engines.cpu_features import request_amx
-request_amx()
-from vllm import LLM
-asked = json.loads(sys.argv[1])
-llm = LLM(
-    asked["path"], dtype="float32", enforce_eager=True, max_num_seqs=16,
-    kv_cache_memory_bytes=1 << 26, **asked["engine_args"],
-)
-found = {}
-for task in asked["tasks"]:
-    if task == "score":
-        outputs = llm.score(asked["query"], asked["texts"], use_tqdm=False)
-        found[task] = [one.outputs.score for one in outputs]
-    else:
-        outputs = llm.encode(asked["texts"], pooling_task=task, use_tqdm=False)
-        found[task] = [one.outputs.data.tolist() for one in outputs]
-print("\\n" + json.dumps(found))
-"""
-long = pytest.mark.long
-KINDS = [pytest.param(kind, marks=[] if kind == "bert" else long) for kind in get_args(Kind)]
 
 
 def asked(task: Task, *, key: str = "1-0", **fields: Any) -> Assignment:
@@ -98,22 +74,12 @@ def loaded(backend: Backend, kind: Kind, folder: Path) -> Iterator[Engine]:
         engine.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_numbers_are_those_of_vllm(kind: Kind, backend: Backend, tmp_path: Path) -> None:
-    folder = write_pooling_model(kind, tmp_path / "model")
-    tasks = TASKS_OF[kind]
-    shown = json.dumps(
-        {
-            "path": str(folder),
-            "tasks": tasks,
-            "texts": TEXTS,
-            "query": QUERY,
-            "engine_args": ENGINE_ARGS[kind],
-        }
-    )
-    expected = json.loads(run_program(PROGRAM, tmp_path, shown, cwd=ROOT).splitlines()[-1])
+def test_the_numbers_are_those_of_vllm(backend: Backend, tmp_path: Path) -> None:
+    """Those of other kinds are compared in `tests/gateway/test_every_kind.py`."""
+    folder, tasks = write_pooling_model("bert", tmp_path / "model"), TASKS_OF["bert"]
+    expected = answers_of_llm(folder, tmp_path, pool=tasks, texts=TEXTS, query=QUERY)
 
-    with loaded(backend, kind, folder) as engine:
+    with loaded(backend, "bert", folder) as engine:
         assert set(engine.info.tasks) == set(tasks)
         for task in tasks:
             together = arrays(numbers(engine, task, inputs=list(TEXTS)))
@@ -210,7 +176,7 @@ def _params_count(engine: Engine) -> None:
     assert whole.input_tokens == [engine.info.max_model_len]
 
 
-@long
+@pytest.mark.long
 def test_a_pair_of_ids_is_the_pair_of_its_texts(backend: Backend, tmp_path: Path) -> None:
     with loaded(backend, "cross", write_pooling_model("cross", tmp_path / "model")) as engine:
         pair: list[Any] = [[2, 5, 3], [6, 3]]  # [CLS] a [SEP], b [SEP]
