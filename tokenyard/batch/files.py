@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import mmap
 import os
 import zlib
 from collections.abc import Iterator
@@ -223,13 +222,16 @@ def cut_torn_end(path: Path) -> int:
 
 def _end_of_lines(path: Path, size: int) -> int:
     """Where the last whole line ends."""
-    if not size:  # nothing to map
-        return 0
-    with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as text,
-    ):
-        return text.rfind(b"\n") + 1
+    with path.open("rb") as file:
+        end = size
+        while end > 0:
+            start = max(0, end - _CHUNK)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0
 
 
 def _end_of_members(path: Path) -> int:
