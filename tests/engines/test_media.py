@@ -15,8 +15,8 @@ from PIL import Image
 
 from benchmarks.media_models import picture, shown, write_picture_model, write_sound_model
 from tests.engines.harness import refused_field, run, spec_of
+from tests.support import llm
 from tests.support.builders import make_assignment
-from tests.support.llm import answers_of_llm
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.media import name_of, take_media
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams, pack_tokens
@@ -25,7 +25,7 @@ from worker.engines import Backend, Engine
 pytestmark = pytest.mark.vllm
 
 TEXT: Final = {"type": "text", "text": "what"}
-GREEDY: Final = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+GREEDY: Final = SamplingParams(**llm.GREEDY)
 
 
 def sound(seconds: float = 2.0, rate: int = 16_000) -> bytes:
@@ -73,7 +73,7 @@ def engine(backend: Backend, folder: Path) -> Iterator[Engine]:
 
 
 def test_pictures(engine: Engine, folder: Path, tmp_path: Path) -> None:
-    answers = answers_of_llm(folder, tmp_path, chats=[*CHATS.values()])["chats"]
+    answers = llm.answers_of_llm(folder, tmp_path, chats=[*CHATS.values()])["chats"]
     expected = {name: answer[:2] for name, answer in zip(CHATS, answers, strict=True)}
 
     outcomes = run(engine, *(asked(chat, f"{at}-0") for at, chat in enumerate(CHATS.values(), 1)))
@@ -118,9 +118,8 @@ def test_sound(backend: Backend, tmp_path: Path) -> None:
 
     def heard(content: bytes, *published: int) -> Assignment:
         name = name_of(content)
-        params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
         request = Request(
-            id="a", tokens=pack_tokens(tokens), media={"audio": [name]}, params=params, stream=True
+            id="a", tokens=pack_tokens(tokens), media={"audio": [name]}, params=GREEDY, stream=True
         )
         return make_assignment(request, entry="1-0", media={name: content}, published=published)
 

@@ -64,12 +64,8 @@ CONVERSATIONS: Final[dict[str, list[Any]]] = {
 class BatchWorker(Program):
     """Runs the batches of a yard."""
 
-    def _start(self, module: str, words: list[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", module, *words, "batch", "worker"]
-        with self.log_path.open("ab") as output:
-            return subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+    def _start(self, module: str, words: list[str]) -> Any:
+        return super()._start(module, [*words, "batch", "worker"])
 
 
 class Kinds:

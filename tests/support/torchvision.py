@@ -7,16 +7,14 @@ be imported. So they are declared, and never called.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
+from tests.support.wheels import UNPACKED, fetch_wheel
+
 #: That of the torch in requirements.txt.
 VERSION = "0.28.0"
-#: Beside tox's environments, which no commit has either.
-_FOLDER = Path(__file__).parents[2] / ".tox" / "torchvision"
-_DOWNLOAD_S = 300
+_FOLDER = UNPACKED / "torchvision"
 _OPERATORS = """
 import torch
 
@@ -31,10 +29,7 @@ def torchvision() -> Path:
     folder = _FOLDER / VERSION
     if folder.exists():
         return folder
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", _FOLDER]
-    subprocess.run([*command, f"torchvision=={VERSION}"], check=True, timeout=_DOWNLOAD_S)
-    (wheel,) = _FOLDER.glob("*.whl")
+    wheel = fetch_wheel(f"torchvision=={VERSION}", _FOLDER)
     unpacked = _FOLDER / "unpacked"
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(unpacked)
