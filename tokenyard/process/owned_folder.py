@@ -16,10 +16,11 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def owned_folder(prefix: str) -> Iterator[Path]:
-    """A new temporary folder for this block; those that nobody owns any more are removed."""
-    remove_abandoned(prefix)
-    folder, lock = _make(prefix)
+def owned_folder(prefix: str, parent: str | None = None) -> Iterator[Path]:
+    """A new folder in ``parent`` for this block; those that nobody owns any more are removed."""
+    parent = parent or tempfile.gettempdir()
+    remove_abandoned(prefix, parent)
+    folder, lock = _make(prefix, parent)
     try:
         yield folder
     finally:
@@ -27,9 +28,9 @@ def owned_folder(prefix: str) -> Iterator[Path]:
         os.close(lock)
 
 
-def remove_abandoned(prefix: str) -> None:
+def remove_abandoned(prefix: str, parent: str | None = None) -> None:
     """Remove the folders with this prefix whose owners were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    for folder in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # somebody owns it, or it is none of ours
             lock = _open(folder)
             try:
@@ -40,10 +41,10 @@ def remove_abandoned(prefix: str) -> None:
                 os.close(lock)
 
 
-def _make(prefix: str) -> tuple[Path, int]:
+def _make(prefix: str, parent: str) -> tuple[Path, int]:
     """A folder and its lock; again, if another process has removed it before it was locked."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         with contextlib.suppress(FileNotFoundError):
             lock = _open(folder)
             with contextlib.suppress(OSError):  # file systems without locks

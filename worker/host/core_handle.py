@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import shutil
-import tempfile
 from multiprocessing.connection import Connection
 
 from tokenyard.process.home import folder_for_sockets
+from tokenyard.process.owned_folder import owned_folder
 from tokenyard.protocol.settings import WorkerSettings
 from worker.host.fork_server import ForkedProcess
 from worker.process.core import main
@@ -25,14 +25,15 @@ class CoreHandle:
 
         Raises `EOFError` or `OSError` where no process can be started.
         """
-        self._folder = tempfile.mkdtemp(prefix="tokenyard-", dir=folder_for_sockets())
-        self.address = f"{self._folder}/core"  # where its front connects
+        self._folder = contextlib.ExitStack()
+        folder = self._folder.enter_context(owned_folder("tokenyard-core-", folder_for_sockets()))
+        self.address = str(folder / "core")  # where its front connects
         arguments = (settings, device, log.getEffectiveLevel(), self.address, output)
         self.process = ForkedProcess(target=main, args=arguments, name=f"{name} core")
         try:
             self.process.start()
         except (EOFError, OSError):
-            self._remove_folder()
+            self._folder.close()
             raise
 
     def exit_status(self, wait_s: float = 0.0) -> int | None:
@@ -45,7 +46,4 @@ class CoreHandle:
         self.process.kill()
         self.process.join()
         self.process.close()
-        self._remove_folder()
-
-    def _remove_folder(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()

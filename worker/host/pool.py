@@ -5,10 +5,10 @@ It knows nothing of Redis; it reports to its `PoolListener`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from multiprocessing.connection import wait
@@ -18,6 +18,7 @@ from typing import Protocol
 from tokenyard import clock
 from tokenyard.broker.outage import Backoff
 from tokenyard.process.home import folder_for_sockets
+from tokenyard.process.owned_folder import owned_folder
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts.answers import Why
@@ -418,17 +419,18 @@ class PoolGroups:
     def __init__(self, members: Sequence[WorkerProcessHandle]) -> None:
         self._members = members
         self._numbers = itertools.count()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of their sockets
+        self._folder: Path | None = None  # of their sockets
+        self._opened = contextlib.ExitStack()
 
     def start(self) -> None:
         """Make the folder in which the ranks find each other."""
-        self._folder = tempfile.TemporaryDirectory(prefix="tokenyard-", dir=folder_for_sockets())
+        folder = owned_folder("tokenyard-groups-", folder_for_sockets())
+        self._folder = self._opened.enter_context(folder)
 
     def stop(self) -> None:
         """Remove the folder; idempotent."""
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        self._opened.close()
+        self._folder = None
 
     def form(
         self,
@@ -440,7 +442,7 @@ class PoolGroups:
         """Load the goal's model on all of them together."""
         if self._folder is None:
             raise RuntimeError("the pool has not been started")
-        address = str(Path(self._folder.name) / f"group-{next(self._numbers)}")
+        address = str(self._folder / f"group-{next(self._numbers)}")
         for rank, member in enumerate(followers, start=1):
             member.attach(goal.spec, RankGroup(address, rank, goal.devices))
         leader.load(goal.spec, RankGroup(address, 0, goal.devices), weights)

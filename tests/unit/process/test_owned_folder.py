@@ -81,8 +81,8 @@ def test_a_folder_that_was_taken_for_an_abandoned_one_is_made_again(
     made = tempfile.mkdtemp
     seen: list[str] = []
 
-    def make(prefix: str) -> str:
-        seen.append(made(prefix=prefix))
+    def make(**where: str) -> str:
+        seen.append(made(**where))
         if len(seen) == 1:
             remove_abandoned(PREFIX)
         return seen[-1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import tempfile
 import threading
 import traceback
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tokenyard.process.owned_folder import owned_folder
 from worker.engines import (
     Backend,
     DeviceLost,
@@ -241,8 +241,8 @@ def run_first_model(backend: Backend, *, timeout_s: float = 0.0) -> None:
     try:
         with (
             warm_base.unmonitored(),
-            tempfile.TemporaryDirectory(prefix="tokenyard-") as folder,
-            closing(backend.load(write_model(Path(folder)))) as engine,
+            owned_folder("tokenyard-warmup-") as folder,
+            closing(backend.load(write_model(folder))) as engine,
         ):
             news = threading.Event()
             engine.listen(news.set)
