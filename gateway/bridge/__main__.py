@@ -21,6 +21,7 @@ TEXTS: Final = {
     "front": "Start and watch this front end, with the arguments after --.",
     "handshake": "Serve front ends that run already: tcp://127.0.0.1:PORT,...",
     "max_model_len": "Tokens of prompt and answer; 0: as the yard's workers say.",
+    "task": "What the model does; auto: as the yard's workers say.",
     "vllm_version": "Of front ends that run already.",
     "id_prefix": "An X-Request-Id with this prefix names its answer.",
     "result_ttl_s": "How long such an answer is kept.",

@@ -96,6 +96,9 @@ class Answer:
                 retryable=code in _RETRYABLE,
             )
             return
+        if result.data is not None:
+            self._end_pooled(found, result, is_told=is_told)
+            return
         logprobs = result.logprobs or []
         rest, rows = result.tokens[self._sent :], logprobs[self._sent :]
         cached = result.usage.cached_tokens if result.usage else None
@@ -105,3 +108,14 @@ class Answer:
             rest, rows = rest[-1:], rows[-1:]
         finish = FINISH_REASONS.get(result.finish_reason or "", FINISH_REASONS["stop"])
         found.append(self._output(rest, rows, cached, finish=finish, stop=result.stop_reason))
+
+    def _end_pooled(self, found: list[Any], result: Result, *, is_told: bool) -> None:
+        """A front end asks for one input at a time, whose numbers are all of the answer."""
+        (shape,) = result.shapes or [None]
+        if shape is None:
+            why = (result.errors or {}).get(0)
+            message = why.message if why else "the request failed"
+            self._fail(found, message, is_told=is_told, is_invalid=True)
+            return
+        stop = FINISH_REASONS["stop"]
+        found.append(self._output([], None, 0, finish=stop, pooled=(shape, result.data)))

@@ -19,6 +19,7 @@ from gateway.http.errors import GatewayError
 from gateway.queue.yard import has_logprobs, refusal
 from tokenyard import clock
 from tokenyard.protocol.errors import TokenyardError
+from tokenyard.protocol.wire import GENERATE
 from tokenyard.scripts.answers import Submitted
 from tokenyard.telemetry.metrics import Metric, numbers
 
@@ -46,7 +47,6 @@ _POLL_S: Final = 0.05
 _ASKED_BY_PYTHON: Final = "get_supported_tasks"
 #: What front ends ask at their start, and in their probes.
 _CALLS: Final[dict[str, Any]] = {
-    _ASKED_BY_PYTHON: ["generate"],
     "reset_mm_cache": None,
     "is_sleeping": False,
     "is_scheduler_paused": False,
@@ -58,6 +58,8 @@ class Bridge:
 
     #: Set before the first request.
     reader: RequestReader
+    #: What the model does.
+    task: str = GENERATE
 
     def __init__(self, queue: YardQueue, *, is_told: bool) -> None:
         """``is_told``: front ends understand why a request has failed."""
@@ -86,8 +88,9 @@ class Bridge:
                 _, call, method, _ = engine_core.decode_call(frames[0])
                 if method == _ASKED_BY_PYTHON:
                     journal.note_python()
-                failure = None if method in _CALLS else f"{method}: the queue has no such call"
-                channel.answer(call, _CALLS.get(method), failure)
+                calls = {**_CALLS, _ASKED_BY_PYTHON: [self.task]}
+                failure = None if method in calls else f"{method}: the queue has no such call"
+                channel.answer(call, calls.get(method), failure)
         except msgspec.MsgspecError as error:
             log.error("a message of a front end cannot be read: %s", error)
 

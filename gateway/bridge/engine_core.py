@@ -57,6 +57,20 @@ T = TypeVar("T")
 Row = Sequence[tuple[int, float, int]]
 
 
+class EnginePoolingParams(Struct, array_like=True, gc=False):
+    """The `PoolingParams` of a request."""
+
+    use_activation: bool | None = None
+    dimensions: int | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
+    task: str | None = None
+    requires_token_ids: bool = False
+    skip_reading_prefix_cache: bool | None = None
+    late_interaction_params: Any = None
+    extra_kwargs: dict[str, Any] | None = None
+
+
 class EngineCoreRequest(Struct, array_like=True, gc=False):
     """A request, as far as an engine without a device needs it."""
 
@@ -64,7 +78,7 @@ class EngineCoreRequest(Struct, array_like=True, gc=False):
     prompt_token_ids: list[int] | None
     mm_features: Any
     sampling_params: dict[str, Any] | None
-    pooling_params: Any
+    pooling_params: EnginePoolingParams | None
     arrival_time: float
     lora_request: list[Any] | None = None  # its first is the name
     cache_salt: str | None = None
@@ -133,8 +147,12 @@ def output(
     finish: int | None = None,
     stop: int | str | None = None,
     prefill: tuple[int, int] | None = None,
+    pooled: tuple[Sequence[int], bytes] | None = None,
 ) -> list[Any]:
-    """An EngineCoreOutput; the first has ``prefill``: tokens of the prompt, and those cached."""
+    """An EngineCoreOutput; the first has ``prefill``: tokens of the prompt, and those cached.
+
+    ``pooled`` is the shape and the numbers (float32) of a request that pools.
+    """
     if finish is None and rows is None and prefill is None:
         return [request_id, tokens]
     stats = None
@@ -147,8 +165,9 @@ def output(
             "num_local_cached_tokens": cached,
         }
     return [
-        *(request_id, tokens, _logprobs(rows), _logprobs_tensors(prompt_rows), None, finish, stop),
-        *(None, None, None, None, stats),
+        *(request_id, tokens, _logprobs(rows), _logprobs_tensors(prompt_rows)),
+        pooled and ("float32", pooled[0], msgspec.msgpack.Ext(_RAW, pooled[1])),
+        *(finish, stop, None, None, None, None, stats),
     ]
 
 

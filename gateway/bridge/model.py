@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final, get_args
 
 from gateway.announcements import ModelProfile, OwnRules, read_hosts
-from tokenyard.protocol.bridge_settings import BridgeSettings
+from tokenyard.protocol.bridge_settings import BridgedTask, BridgeSettings
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.worker_info import decode_workers
+
+_TASKS: Final[tuple[BridgedTask, ...]] = get_args(BridgedTask)
 
 
 class NotAnnounced(Exception):
@@ -17,12 +20,13 @@ class NotAnnounced(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model by its name in the yard, its place on hosts, and the tokens of its context."""
+    """A model by its name in the yard, its place on hosts, and what a front end asks of it."""
 
     name: str
     path: str
-    max_model_len: int
+    max_model_len: int  # tokens
     adapters: int  # how many it has
+    task: BridgedTask
 
 
 def find_model(
@@ -40,10 +44,17 @@ def find_model(
     if name not in names:
         raise NotAnnounced(f"no host announces the model {name!r}" if name else "no host is there")
     profile = announced.profiles.get(name) or ModelProfile(name, "")
-    own = max((one.max_model_len for one in loaded if one.model == name), default=0)
+    ready = [one for one in loaded if one.model == name]
+    own = max((one.max_model_len for one in ready), default=0)
     known = (settings.max_model_len, profile.arguments.get("max_model_len"), own)
     most = next((int(one) for one in known if one), 0)
     if not most:
         why = f"no worker has loaded {name!r} yet, and its models file does not say: give it"
         raise SettingsError([f"max_model_len: {why}"])
-    return ServedModel(name, profile.path, most, len(profile.adapters))
+    told = {task for one in ready for task in one.tasks}
+    task = settings.task
+    if task == "auto":
+        if not told and profile.arguments.get("runner") == "pooling":
+            raise SettingsError([f"task: no worker has loaded {name!r} yet: give it"])
+        task = next((one for one in _TASKS if one in told), "generate")
+    return ServedModel(name, profile.path, most, len(profile.adapters), task)

@@ -8,11 +8,19 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.bridge.engine_core import FINAL_ONLY, EngineCoreRequest
+from gateway.bridge.engine_core import FINAL_ONLY, EngineCoreRequest, EnginePoolingParams
 from tokenyard.protocol.digest import defaults_among
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass, http_client, is_tenant
 from tokenyard.protocol.sampling import TAKEN
-from tokenyard.protocol.wire import MAX_ID_BYTES, Request, SamplingParams, pack_tokens
+from tokenyard.protocol.wire import (
+    GENERATE,
+    MAX_ID_BYTES,
+    TASKS,
+    PoolingParams,
+    Request,
+    SamplingParams,
+    pack_tokens,
+)
 
 #: Parameters that a front end sees to itself, and what it derives from others.
 _OF_FRONT_END: Final = frozenset(
@@ -86,9 +94,8 @@ class RequestReader:
 
     def read(self, asked: EngineCoreRequest) -> Asked:
         """The request; raises `Refused` for what the wire cannot carry."""
-        given = asked.sampling_params
-        if given is None or asked.prompt_token_ids is None or asked.mm_features:
-            raise Refused("only text generation goes through the queue")
+        if asked.prompt_token_ids is None or asked.mm_features:
+            raise Refused("only prompts of text go through the queue")
         caller, name = read_id(asked.request_id)
         is_kept = self.id_prefix in name and asked.external_req_id is not None
         if is_kept:
@@ -97,32 +104,70 @@ class RequestReader:
             name = f"{name}~{caller.tenant}"
         if len(name.encode()) > MAX_ID_BYTES:
             raise Refused(f"request_id: has more than {MAX_ID_BYTES} bytes")
-        params = _read_params(given)
-        is_whole = given.get("output_kind") == FINAL_ONLY
+        pooling = asked.pooling_params
+        task = (
+            _pooled(pooling, asked.prompt_token_ids)
+            if pooling
+            else _generated(asked, asked.sampling_params or {})
+        )
         request = Request(
             id=name,
             client=http_client(caller.tenant),
-            tokens=pack_tokens(asked.prompt_token_ids),
             model=asked.lora_request[0] if asked.lora_request else self.model,
-            params=params,
-            # The logprobs of a prompt come with the result, and a front end wants them first.
-            stream=not is_whole and params.prompt_logprobs is None,
             stream_interval_ms=caller.stream_interval_ms,
             priority=asked.priority,
             deadline_ms=caller.deadline_ms,
             tenant=caller.tenant,
             session=asked.session_id or "",
             metadata=asked.trace_headers or {},
-            stated=defaults_among(params, _STATED),
             cache_salt=asked.cache_salt or "",
-            reasoning_ended=asked.reasoning_ended if params.structured_outputs else None,
-            reasoning_parser_kwargs=(asked.reasoning_parser_kwargs or {})
-            if params.structured_outputs
-            else {},
+            **task,
         )
         if is_kept:
             request = msgspec.structs.replace(request, result_ttl_s=self.result_ttl_s)
         return Asked(request, caller.priority_class, is_kept)
+
+
+def _generated(asked: EngineCoreRequest, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request that generates; raises `Refused`."""
+    params = _read_params(given)
+    is_whole = given.get("output_kind") == FINAL_ONLY
+    fields = {
+        "tokens": pack_tokens(asked.prompt_token_ids or ()),
+        "params": params,
+        # The logprobs of a prompt come with the result, and a front end wants them first.
+        "stream": not is_whole and params.prompt_logprobs is None,
+        "stated": defaults_among(params, _STATED),
+    }
+    if params.structured_outputs:
+        fields |= {
+            "reasoning_ended": asked.reasoning_ended,
+            "reasoning_parser_kwargs": asked.reasoning_parser_kwargs or {},
+        }
+    return fields
+
+
+def _pooled(given: EnginePoolingParams, tokens: list[int]) -> dict[str, Any]:
+    """The fields of a request that pools; raises `Refused`."""
+    if given.task not in TASKS or given.task == GENERATE:
+        raise Refused(f"task: {given.task!r} is not carried through the queue")
+    if given.late_interaction_params is not None:
+        raise Refused("late interaction: the queue has no worker that keeps a query")
+    pooling = PoolingParams(
+        use_activation=given.use_activation,
+        dimensions=given.dimensions,
+        step_tag_id=given.step_tag_id,
+        returned_token_ids=given.returned_token_ids,
+        skip_reading_prefix_cache=given.skip_reading_prefix_cache,
+    )
+    extra = dict(given.extra_kwargs or {})
+    boundary = extra.pop("compressed_token_type_ids", None)
+    if extra:
+        raise Refused(f"{', '.join(sorted(extra))}: not carried through the queue")
+    fields: dict[str, Any] = {"task": given.task, "pooling": pooling}
+    if boundary is None:
+        return {**fields, "tokens": pack_tokens(tokens)}
+    return {**fields, "inputs": [[tokens[:boundary], tokens[boundary:]]]}
 
 
 def _without_random(name: str, external: str) -> str:

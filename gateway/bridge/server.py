@@ -66,6 +66,7 @@ async def _serve(settings: BridgeSettings) -> None:
         if model is None:
             return
         bridge.reader = RequestReader(model.name, settings.id_prefix, settings.result_ttl_s)
+        bridge.task = model.task
         ready = engine_core.ready(model.max_model_len, model.adapters, settings.vllm_version)
         for address in settings.handshake:
             journal = Journal(journal_path(settings, address))

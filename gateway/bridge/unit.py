@@ -30,6 +30,7 @@ from tokenyard.process.running import URL_VARIABLE, YARD_VARIABLE
 from tokenyard.protocol.bridge_settings import BridgeSettings
 from tokenyard.protocol.errors import SettingsError, StartFailed, TransientError
 from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.wire import GENERATE
 
 log = logging.getLogger("tokenyard.bridge")
 
@@ -101,6 +102,7 @@ def run_unit(settings: BridgeSettings) -> int:
             handshake=(f"tcp://127.0.0.1:{port}",),
             model=model.name,
             max_model_len=model.max_model_len,
+            task=model.task,
             vllm_version=_version(command, named),
             journal_dir=folder,
         )
@@ -217,6 +219,10 @@ def _front_args(settings: BridgeSettings, model: ServedModel, port: int) -> list
         given += ["--host", "127.0.0.1"]
     if "--served-model-name" not in flags:
         given += ["--served-model-name", model.name]
+    if model.task != GENERATE and "--runner" not in flags:
+        given += ["--runner", "pooling"]
+    if model.task == "token_embed":  # or a query would be kept in one engine
+        given += ["--no-enable-flash-late-interaction"]
     given += ["--data-parallel-size-local", "0", "--data-parallel-address", "127.0.0.1"]
     return ["serve", *place, *given, "--data-parallel-rpc-port", str(port)]
 

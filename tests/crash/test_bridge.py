@@ -15,7 +15,7 @@ from tests.support.servers import Server
 from tests.support.streams import expected
 from tests.support.waiting import eventually
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
-from tokenyard.protocol.wire import SamplingParams
+from tokenyard.protocol.wire import Request, SamplingParams, pack_tokens
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
@@ -64,6 +64,30 @@ def test_answers_come_back_with_their_tokens(plant: Plant, front: FrontEnd, tmp_
         assert (prefill["num_prompt_tokens"], prefill["num_cached_tokens"]) == (2, 0)
         if number % 2:
             assert len(answer.outputs) == 1, "a whole answer comes as one message"
+
+
+def test_numbers_come_back(plant: Plant, front: FrontEnd, tmp_path: Path) -> None:
+    plant.up()
+    bridge(plant, front, tmp_path, vllm_version="0.33.0")
+    front.meet()
+    pair = {"compressed_token_type_ids": 2}
+    front.pool("embd-one", [5, 6], *[None] * 4, "embed")
+    front.pool("pair", [5, 6, 7], *[None] * 4, "classify", False, None, None, pair)
+    front.pool("kept", [5], *[None] * 4, "token_embed", False, None, {"mode": "cache_query"})
+    direct = [
+        Request(id="0", task="embed", tokens=pack_tokens([5, 6])),
+        Request(id="1", task="classify", inputs=[[[5, 6], [7]]]),
+    ]
+    plant.push_all(direct)
+    for name, length, result in zip(
+        ("embd-one", "pair"), (2, 3), plant.results(direct), strict=True
+    ):
+        answer = front.wait(name)
+        kind, shape, numbers = answer.outputs[-1][4]
+        assert (answer.finish, kind) == (STOP, "float32")
+        assert ([shape], numbers.data) == (result.shapes, result.data)
+        assert answer.outputs[-1][11]["num_prompt_tokens"] == length
+    assert "late interaction" in front.wait("kept").outputs[-1][18]["message"]
 
 
 def test_what_the_wire_cannot_carry_ends_with_an_error(

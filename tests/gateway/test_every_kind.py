@@ -1,12 +1,13 @@
-"""Every kind of model: a client, HTTP and a batch have the answers of `vllm.LLM`."""
+"""Every kind of model: a client, HTTP, a batch, a bridge have the answers of `vllm.LLM`."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -29,7 +30,9 @@ from tests.support.media_models import SeeingKind
 from tests.support.processes import ROOT, Plant, Program
 from tests.support.servers import Server
 from tests.support.torchvision import torchvision
+from tests.support.waiting import eventually
 from tokenyard import Client, arrays
+from tokenyard.process.embedded_broker import free_port
 from tokenyard.protocol.media import name_of
 from tokenyard.protocol.wire import Request, SamplingParams, pack_tokens
 
@@ -151,6 +154,25 @@ def rows_of_table(kinds: Kinds, kind: str, task: str) -> list[Any]:
     return [json.loads(line)["numbers"] for line in target.read_text().splitlines()]
 
 
+@contextlib.contextmanager
+def behind_vllm_serve(kinds: Kinds, kind: Kind) -> Iterator[httpx.Client]:
+    """A front end of vLLM for a model that is loaded; its engine is the yard."""
+    port = free_port()
+    rest = {"": kinds.models[kind], "host": "127.0.0.1", "port": port, "dtype": "float32"}
+    options = {"front": "vllm", "model": kind, "metrics_port": 0}
+    unit = kinds.plant._start("gateway.bridge", options | rest)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120.0) as client:
+
+        def is_up() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return client.get("/health").is_success
+            return False
+
+        eventually(is_up, timeout_s=300)
+        yield client
+    unit.stop()
+
+
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_numbers(
     kind: Kind, kinds: Kinds, client: Client, http: httpx.Client, tmp_path: Path
@@ -163,13 +185,27 @@ def test_numbers(
         texts=TEXTS,
         query=QUERY,
     )
+    client.submit([*TEXTS], model=kind, task=TASKS_OF[kind][0]).result()
+    with behind_vllm_serve(kinds, kind) as bridged:
+        check_numbers(kind, kinds, client, http, bridged, expected)
+
+
+def check_numbers(
+    kind: Kind,
+    kinds: Kinds,
+    client: Client,
+    http: httpx.Client,
+    bridged: httpx.Client,
+    expected: Mapping[str, list[Any]],
+) -> None:
     for task in TASKS_OF[kind]:
         assert len({str(one) for one in expected[task]}) == len(TEXTS)
         is_score = task == "score"
         path, name = ENDPOINTS[task]
         body = {"model": kind, name: TEXTS, **({"text_1": QUERY} if is_score else {})}
-        over_http = http.post(path, json=body)
+        over_http, over_bridge = (one.post(path, json=body) for one in (http, bridged))
         assert over_http.status_code == 200, over_http.text
+        assert over_bridge.status_code == 200, over_bridge.text
         query = {"query": QUERY} if is_score else {}
         result = client.submit([*TEXTS], model=kind, task=task, **query).result()
         [again] = (
@@ -180,6 +216,7 @@ def test_numbers(
         found = {
             "client": [one for one in arrays(result) if one is not None],
             "http": [numbers_in(one) for one in over_http.json()["data"]],
+            "bridge": [numbers_in(one) for one in over_bridge.json()["data"]],
             "batch": [numbers_in(one) for one in again["data"]] if is_score else again,
         }
         for way, answers in found.items():

@@ -92,9 +92,16 @@ class FrontEnd:
     def ask(self, request_id: str, tokens: list[int], name: str = "", **params: Any) -> None:
         """Ask for an answer; ``name`` is the id that the client gave."""
         known = {"max_tokens": 16, "temperature": 0.0, "output_kind": 1, "_eos_token_id": 2}
-        fields = [request_id, tokens, None, known | params, None, 0.0, None, None, None, None]
-        fields += [None, 0, 0, 0, None, False, name or request_id]
-        self.send(b"\x00", _encode(fields))
+        self._ask(request_id, tokens, known | params, None, name or request_id)
+
+    def pool(self, request_id: str, tokens: list[int], *params: Any) -> None:
+        """Ask for numbers; ``params`` are those of pooling, in their order."""
+        self._ask(request_id, tokens, None, params, request_id)
+
+    def _ask(self, request_id: str, tokens: list[int], *fields: Any) -> None:
+        *params, name = fields
+        beside = [0.0, None, None, None, None, None, 0, 0, 0, None, False, name]
+        self.send(b"\x00", _encode([request_id, tokens, None, *params, *beside]))
 
     def abort(self, *request_ids: str) -> None:
         """Say that nobody waits any more."""

@@ -18,6 +18,8 @@ from tokenyard.protocol.settings import (
 )
 
 FrontName = Literal["none", "vllm-rs", "vllm"]
+#: What front ends ask of a model; they make scores of the others themselves.
+BridgedTask = Literal["auto", "generate", "embed", "classify", "token_embed", "token_classify"]
 _ADDRESS: Final = re.compile(r"tcp://[^/\s]+:\d+")
 
 
@@ -35,6 +37,8 @@ class BridgeSettings(ProgramSettings):
     front_args: tuple[str, ...] = ()
     #: Tokens, prompt and output together; 0: as a host announces.
     max_model_len: NotNegative[int] = 0
+    #: What the model does; auto: as a worker that has loaded it says.
+    task: BridgedTask = "auto"
     #: Of front ends that run already; the bridge knows that of its own.
     vllm_version: str = "0.32.0"
     #: An X-Request-Id with this prefix names its answer, which is kept for so long.

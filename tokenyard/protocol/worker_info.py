@@ -79,6 +79,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     lease_ms: int = 0  # length of its lease
     cache_tokens: int = 0  # capacity of its prefix cache; 0: unknown
     core_pid: int = 0  # of the process that has the device; 0: its own
+    tasks: list[str] = msgspec.field(default_factory=list)  # that its model does
 
 
 class OutputDefaults(Struct, frozen=True, omit_defaults=True):

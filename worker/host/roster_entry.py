@@ -67,4 +67,5 @@ def roster_entry(
         last_error_ms=member.last_error_ms,
         cache_tokens=engine.cache_tokens if engine else 0,
         core_pid=member.core.process.pid or 0 if member.core else 0,
+        tasks=list(engine.tasks) if engine else [],
     )

@@ -85,3 +85,18 @@ def test_a_failure_is_an_error_with_its_reason() -> None:
     assert one.read(is_told=False)[0][5] == 3
     failed = result(status="failed", error=json_text(ErrorInfo(Code.WORKER_LOST, "lost")))
     assert take(answer(), failed)[0][18]["message"] == "lost"
+
+
+def test_numbers_are_the_whole_answer() -> None:
+    ends = {"shapes": json_text([[2]]), "input_tokens": json_text([3])}
+    (made,) = take(answer(), result(**ends, data=b"12345678"))
+    assert (made[1], made[5]) == ([], 0)
+    kind, shape, numbers = made[4]
+    assert (kind, shape, numbers.data) == ("float32", [2], b"12345678")
+    assert made[11]["num_prompt_tokens"] == 3
+
+
+def test_an_input_that_has_no_numbers_is_an_error_with_its_reason() -> None:
+    why = json_text({0: ErrorInfo(Code.INVALID_REQUEST, "too long")})
+    (made,) = take(answer(), result(data=b"", shapes="[null]", errors=why))
+    assert (made[5], made[18]["message"], made[18]["code"]) == (3, "too long", "validation_error")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import msgspec
@@ -55,6 +56,17 @@ def test_logprobs_of_a_prompt() -> None:
     assert ranks.tolist() == [1, 3]
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+def test_numbers_of_a_task_that_pools() -> None:
+    numbers = struct.pack("<6f", *range(6))
+    stop = FINISH_REASONS["stop"]
+    (made,) = outputs(
+        engine_core.output("a", [], finish=stop, prefill=(3, 0), pooled=([2, 3], numbers))
+    )
+    assert made.pooling_output.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert (str(made.finish_reason), made.prefill_stats.num_prompt_tokens) == ("stop", 3)
+
+
 def test_errors() -> None:
     for is_told in (False, True):
         (made,) = outputs(engine_core.failed("a", "why", is_told=is_told))
@@ -84,12 +96,16 @@ def test_what_makes_a_front_end_know_an_engine() -> None:
 
 def test_each_field_stands_where_the_installed_vllm_has_it() -> None:
     import vllm
+    from vllm import PoolingParams
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
+    pooling = engine_core.EnginePoolingParams.__struct_fields__
+    assert PoolingParams.__struct_fields__[: len(pooling)] == pooling
     assert vllm.__version__.startswith(KNOWN), "try its front ends, and record what they say"
     ours = engine_core.EngineCoreRequest.__struct_fields__
     assert EngineCoreRequest.__struct_fields__[: len(ours)] == ours
     places = EngineCoreOutput.__struct_fields__
     wanted = {"request_id": 0, "new_token_ids": 1, "new_logprobs": 2, "finish_reason": 5}
+    wanted["pooling_output"] = 4
     wanted |= {"new_prompt_logprobs_tensors": 3, "stop_reason": 6, "prefill_stats": 11}
     assert {name: places.index(name) for name in wanted} == wanted

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import base64
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.bridge.engine_core import ADD, EngineCoreRequest, decode_request
+from gateway.bridge.engine_core import (
+    ADD,
+    EngineCoreRequest,
+    EnginePoolingParams,
+    decode_request,
+)
 from gateway.bridge.requests import Asked, Caller, Refused, RequestReader, id_of, read_id
-from tokenyard.protocol.wire import SamplingParams, unpack_tokens
+from tokenyard.protocol.wire import PoolingParams, SamplingParams, unpack_tokens
 
 _RECORDED = sorted((Path(__file__).parent / "bridge").glob("*.json"))
 _READER = RequestReader("adder", "idem-", 100)
+_EMBED = partial(EnginePoolingParams, task="embed")
 
 
 def recorded(path: Path) -> dict[str, list[EngineCoreRequest]]:
@@ -116,7 +123,11 @@ def test_what_the_wire_has_not_is_refused_by_name(params: dict[str, Any], why: s
 @pytest.mark.parametrize(
     "asked",
     [
-        EngineCoreRequest("r", [5], None, None, {"task": "embed"}, 0.0),
+        EngineCoreRequest("r", [5], None, None, EnginePoolingParams(task="plugin"), 0.0),
+        EngineCoreRequest("r", [5], None, None, EnginePoolingParams(task="generate"), 0.0),
+        EngineCoreRequest("r", [5], None, None, EnginePoolingParams(task=None), 0.0),
+        EngineCoreRequest("r", [5], None, None, _EMBED(late_interaction_params=["q"]), 0.0),
+        EngineCoreRequest("r", [5], None, None, _EMBED(extra_kwargs={"new": 1}), 0.0),
         EngineCoreRequest("r", None, None, {}, None, 0.0, prompt_embeds=b"x"),
         EngineCoreRequest("r", [5], [{"image": 1}], {}, None, 0.0),
         EngineCoreRequest("r" * 201, [5], None, {}, None, 0.0),
@@ -124,9 +135,22 @@ def test_what_the_wire_has_not_is_refused_by_name(params: dict[str, Any], why: s
         EngineCoreRequest("~~best~~~r", [5], None, {}, None, 0.0),
     ],
 )
-def test_what_is_no_text_generation_is_refused(asked: EngineCoreRequest) -> None:
+def test_what_is_no_task_on_text_is_refused(asked: EngineCoreRequest) -> None:
     with pytest.raises(Refused):
         _READER.read(asked)
+
+
+def test_a_task_that_pools_passes() -> None:
+    params = _EMBED(dimensions=8, use_activation=False, skip_reading_prefix_cache=True)
+    asked = EngineCoreRequest("embd-r-0", [5, 6, 7], None, None, params, 0.0, priority=3)
+    request = _READER.read(asked).request
+    assert (request.task, unpack_tokens(request.tokens or b"")) == ("embed", [5, 6, 7])
+    assert request.pooling == PoolingParams(
+        dimensions=8, use_activation=False, skip_reading_prefix_cache=True
+    )
+    assert (request.priority, request.stream) == (3, False)
+    asked.pooling_params = _EMBED(extra_kwargs={"compressed_token_type_ids": 1})
+    assert _READER.read(asked).request.inputs == [[[5], [6, 7]]]
 
 
 def test_an_id_says_who_asks_wherever_it_stands() -> None:

@@ -1,0 +1,57 @@
+"""The model of a bridge, from what the yard announces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.bridge.model import NotAnnounced, ServedModel, find_model
+from tokenyard.protocol.bridge_settings import BridgeSettings
+from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.worker_info import (
+    HostInfo,
+    ModelInfo,
+    ServingInfo,
+    WorkerInfo,
+    encode_host,
+    encode_worker,
+)
+
+
+def found(*tasks: str, runner: str = "auto", length: int | None = 64, **given: Any) -> ServedModel:
+    """The model "m", loaded by a worker that tells these tasks, if it tells any."""
+    serving = ServingInfo(path="/m", max_model_len=length, serve_args={"runner": runner})
+    host = HostInfo(name="a", models=[ModelInfo(name="m", serving=serving)])
+    worker = WorkerInfo(name="w", state="ready", model="m" if tasks else "", tasks=list(tasks))
+    settings = BridgeSettings(redis_url="redis://nowhere", front="vllm", **given)
+    return find_model({b"a": encode_host(host)}, {b"w.1": encode_worker(worker)}, settings)
+
+
+@pytest.mark.parametrize(
+    ("told", "task"),
+    [
+        ((), "generate"),
+        (("generate",), "generate"),
+        (("embed", "score"), "embed"),
+        (("classify", "score"), "classify"),
+        (("token_embed", "score"), "token_embed"),
+        (("generate", "embed", "score"), "generate"),
+    ],
+)
+def test_its_task_is_what_a_worker_tells(told: tuple[str, ...], task: str) -> None:
+    assert found(*told) == ServedModel("m", "/m", 64, 0, task)  # type: ignore[arg-type]
+
+
+def test_before_a_worker_has_loaded_it_the_settings_say_more() -> None:
+    with pytest.raises(SettingsError, match="task: no worker has loaded 'm' yet: give it"):
+        found(runner="pooling")
+    assert found(runner="pooling", task="embed").task == "embed"
+    with pytest.raises(SettingsError, match="max_model_len: no worker has loaded 'm' yet"):
+        found(length=None)
+    assert found(length=None, max_model_len=8).max_model_len == 8
+
+
+def test_a_model_that_no_host_has_is_waited_for() -> None:
+    with pytest.raises(NotAnnounced, match="no host announces the model 'n'"):
+        found(model="n")
