@@ -119,11 +119,11 @@ class KeyCheck:
         """See whether the queue is full, as far as no class or tenant has room of its own."""
         await clock.pause(_LOOK_S)
         keys = self._queue.keys
-        *lengths, others, most = await self._queue.broker.carry_out(
+        *lengths, others, [most] = await self._queue.broker.carry_out(
             [
                 *(("XLEN", keys.intake(name)) for name in ("retry", "high", "normal", "low")),
                 ("HGET", keys.tally, "tenants_waiting"),
-                ("HGET", keys.info, "max_num_queued_reqs"),
+                ("HMGET", keys.info, "max_num_queued_reqs"),  # as the user `gateway` may
             ]
         )
         self._is_full = 0 < whole(most) <= sum(lengths) + max(0, whole(others))

@@ -15,7 +15,7 @@ _TASKS: Final[tuple[BridgedTask, ...]] = get_args(BridgedTask)
 
 
 class NotAnnounced(Exception):
-    """No host has it yet."""
+    """No host has it yet, or no worker what must be known of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def find_model(
 ) -> ServedModel:
     """The model of ``settings``, or the yard's only one.
 
-    Raises `NotAnnounced`, or `SettingsError` where the settings must say more.
+    Raises `NotAnnounced`, or `SettingsError` where the yard has several.
     """
     announced, loaded = read_hosts(hosts, (), OwnRules()), decode_workers(workers).values()
     names = sorted(announced.profiles.keys() | {one.model for one in loaded if one.model})
@@ -49,12 +49,13 @@ def find_model(
     known = (settings.max_model_len, profile.arguments.get("max_model_len"), own)
     most = next((int(one) for one in known if one), 0)
     if not most:
-        why = f"no worker has loaded {name!r} yet, and its models file does not say: give it"
-        raise SettingsError([f"max_model_len: {why}"])
+        why = f"no worker has loaded {name!r} yet, and its models file does not say"
+        raise NotAnnounced(f"{why}: give max_model_len to begin before one has")
     told = {task for one in ready for task in one.tasks}
     task = settings.task
     if task == "auto":
         if not told and profile.arguments.get("runner") == "pooling":
-            raise SettingsError([f"task: no worker has loaded {name!r} yet: give it"])
+            why = f"no worker has loaded {name!r} yet"
+            raise NotAnnounced(f"{why}: give task to begin before one has")
         task = next((one for one in _TASKS if one in told), "generate")
     return ServedModel(name, profile.path, most, len(profile.adapters), task)

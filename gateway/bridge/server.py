@@ -99,9 +99,8 @@ async def _until_announced(
     queue: YardQueue, settings: BridgeSettings, health: Health, stop: asyncio.Event
 ) -> ServedModel | None:
     """The model, once a host announces it; None where that is not to be waited for any more."""
-    is_told = False
+    told = ""
     while not stop.is_set():
-        why = ""
         try:
             hosts = await queue.broker.command("HGETALL", queue.keys.hosts)
             workers = await queue.broker.command("HGETALL", queue.keys.workers)
@@ -109,9 +108,9 @@ async def _until_announced(
         except (NotAnnounced, TokenyardError) as error:
             why = str(error)
         health.turned(why)
-        if not is_told:
+        if why != told:
             log.warning("waiting: %s", why)
-            is_told = True
+            told = why
         await _pause(stop)
     return None
 

@@ -144,7 +144,7 @@ def _watch(
 
 def _announced(settings: BridgeSettings, stopped: Sequence[int]) -> ServedModel | None:
     """The model, once a host announces it; None where nobody waits any more."""
-    keys, is_told = Keys(settings.yard), False
+    keys, told = Keys(settings.yard), ""
     with open_connection(settings.redis_url) as connection:
         run: Any = connection
         while not stopped:
@@ -152,9 +152,8 @@ def _announced(settings: BridgeSettings, stopped: Sequence[int]) -> ServedModel 
                 with translated(settings.redis_url):
                     return find_model(run.hgetall(keys.hosts), run.hgetall(keys.workers), settings)
             except (NotAnnounced, TransientError) as error:
-                if not is_told:
-                    log.warning("waiting: %s", error)
-                    is_told = True
+                if told != (told := str(error)):
+                    log.warning("waiting: %s", told)
             clock.sleep(_TURN_S)
     return None
 

@@ -165,7 +165,7 @@ def _expanded(text: str, env: Mapping[str, str]) -> str:
 
 
 #: Users of Redis whose programs have another name.
-USERS = {"board": "admin"}
+USERS = {"board": "admin", "bridge": "gateway"}
 SPECIFIERS = {"%H": "host", "%S": "/var/lib", "%C": "/var/cache"}
 
 

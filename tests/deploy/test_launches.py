@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,14 +24,16 @@ from openai import OpenAI
 
 from tests.batch.running import batch
 from tests.deploy.day import FOR_THE_KEEPER
-from tests.deploy.launches import ORIGINS, Launch, with_batches
+from tests.deploy.launches import ORIGINS, Launch, from_systemd, with_batches
 from tests.deploy.rights import denied
 from tests.gateway.forked import ForkedCommand
 from tests.support.api_keys import create_key
 from tests.support.brokers import DEPLOY, GuardedServer
 from tests.support.servers import free_port
+from tests.support.vllm_rs import vllm_rs
 from tests.support.waiting import eventually
 from tokenyard import Client
+from tokenyard.protocol.bridge_settings import BridgeSettings
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.protocol.keys import Keys
@@ -100,6 +103,7 @@ class Site:
         self.launches = {launch.name: launch for launch in launches}
         self.folder = folder
         self.server = self._redis(self.launches.pop("redis"))
+        self.bridge = self.launches.pop("bridge", None)  # needs a front end of vLLM
         self.started: list[Started] = []
 
     def _redis(self, launch: Launch) -> GuardedServer:
@@ -288,6 +292,43 @@ def test_with_batches_a_yard_of_these_files_runs_them(site_with_batches: Site) -
         batch_by_http(site, gateway)
     # RQ asks for the address of its worker, and does without.
     assert set(denied(site.server)) <= {"batch: toplevel command client|list"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_bridge_of_its_unit_serves_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{vllm_rs('0.32.0')}{os.pathsep}{os.environ['PATH']}")
+    with serving(from_systemd(), tmp_path) as site:
+        # Given the units' yard, and their bridge at ports of this machine
+        assert site.bridge is not None
+        port = free_port()
+        argv = [str(port) if word == "8001" else word for word in site.bridge.argv]
+        site.launches["bridge"] = replace(site.bridge, argv=argv)
+        for name in ("coordinator", "worker", "bridge"):
+            site.start(name)
+        (bridge,) = site._of("bridge")
+
+        # I expect it to be ready, to ask for keys, to answer, and to have its rights,
+        eventually(
+            lambda: asked(bridge, "/readyz", port=bridge.metrics_port) == 200, timeout_s=START_S
+        )
+        with redis.Redis.from_url(site.server.url_of("admin")) as admin:
+            key, _ = create_key(Yard(admin, Keys("main")), "research")
+        check_port = bridge.env["TOKENYARD_BRIDGE_KEY_CHECK_PORT"]
+        assert [asked(bridge, "/", one, check_port) for one in ("", key)] == [401, 204]
+        with OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=START_S, max_retries=0
+        ) as sdk:
+            answer = sdk.completions.create(model="adder", prompt="12+34=", max_tokens=4)
+        assert answer.usage
+        assert answer.usage.completion_tokens == 4
+        assert not [line for line in denied(site.server) if "gateway: " in line]
+        # and to end in time, with status 0, after one SIGTERM.
+        os.kill(bridge.process.pid, signal.SIGTERM)
+        assert bridge.process.wait(bridge.launch.stop_s) == 0, bridge.log
+        assert bridge.launch.stop_s >= BridgeSettings.__dataclass_fields__["grace_s"].default + 25
 
 
 @pytest.mark.parametrize("origin", ORIGINS)

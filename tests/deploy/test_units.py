@@ -51,7 +51,7 @@ def test_units_restart_killed_programs_and_signal_the_main_process() -> None:
         assert settings["Restart"] == ["on-failure" if launch.name == "worker" else "always"]
         assert settings["Type"] == ["notify" if is_told else "exec"]
         assert ("WatchdogSec" in settings) is is_told
-        if launch.name in {"worker", "batch"}:
+        if launch.name in {"worker", "batch", "bridge"}:
             assert settings["KillMode"] == ["mixed"]
         assert len(settings["EnvironmentFile"]) == 1
 

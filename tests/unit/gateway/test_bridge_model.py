@@ -18,13 +18,16 @@ from tokenyard.protocol.worker_info import (
     encode_worker,
 )
 
+NOWHERE = "redis://nowhere"
+SERVING = ServingInfo(path="/m")
+
 
 def found(*tasks: str, runner: str = "auto", length: int | None = 64, **given: Any) -> ServedModel:
     """The model "m", loaded by a worker that tells these tasks, if it tells any."""
     serving = ServingInfo(path="/m", max_model_len=length, serve_args={"runner": runner})
     host = HostInfo(name="a", models=[ModelInfo(name="m", serving=serving)])
     worker = WorkerInfo(name="w", state="ready", model="m" if tasks else "", tasks=list(tasks))
-    settings = BridgeSettings(redis_url="redis://nowhere", front="vllm", **given)
+    settings = BridgeSettings(redis_url=NOWHERE, front="vllm", **given)
     return find_model({b"a": encode_host(host)}, {b"w.1": encode_worker(worker)}, settings)
 
 
@@ -43,15 +46,18 @@ def test_its_task_is_what_a_worker_tells(told: tuple[str, ...], task: str) -> No
     assert found(*told) == ServedModel("m", "/m", 64, 0, task)  # type: ignore[arg-type]
 
 
-def test_before_a_worker_has_loaded_it_the_settings_say_more() -> None:
-    with pytest.raises(SettingsError, match="task: no worker has loaded 'm' yet: give it"):
+def test_until_a_worker_has_loaded_it_the_settings_say_more() -> None:
+    with pytest.raises(NotAnnounced, match="no worker has loaded 'm' yet: give task"):
         found(runner="pooling")
     assert found(runner="pooling", task="embed").task == "embed"
-    with pytest.raises(SettingsError, match="max_model_len: no worker has loaded 'm' yet"):
+    with pytest.raises(NotAnnounced, match="does not say: give max_model_len"):
         found(length=None)
     assert found(length=None, max_model_len=8).max_model_len == 8
 
 
-def test_a_model_that_no_host_has_is_waited_for() -> None:
+def test_a_model_that_no_host_has_is_waited_for_and_one_of_several_is_named() -> None:
     with pytest.raises(NotAnnounced, match="no host announces the model 'n'"):
         found(model="n")
+    hosts = HostInfo(name="a", models=[ModelInfo(name=one, serving=SERVING) for one in "mn"])
+    with pytest.raises(SettingsError, match="model: give one of m, n"):
+        find_model({b"a": encode_host(hosts)}, {}, BridgeSettings(redis_url=NOWHERE, front="vllm"))
