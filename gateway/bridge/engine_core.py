@@ -69,6 +69,8 @@ class EnginePoolingParams(Struct, array_like=True, gc=False):
     skip_reading_prefix_cache: bool | None = None
     late_interaction_params: Any = None
     extra_kwargs: dict[str, Any] | None = None
+    output_kind: int = FINAL_ONLY
+    late_chunking_params: Any = None  # from 0.33 on
 
 
 class EngineCoreRequest(Struct, array_like=True, gc=False):

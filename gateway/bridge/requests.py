@@ -153,6 +153,8 @@ def _pooled(given: EnginePoolingParams, tokens: list[int]) -> dict[str, Any]:
         raise Refused(f"task: {given.task!r} is not carried through the queue")
     if given.late_interaction_params is not None:
         raise Refused("late interaction: the queue has no worker that keeps a query")
+    if given.late_chunking_params is not None:
+        raise Refused("late chunking: not carried through the queue")
     pooling = PoolingParams(
         use_activation=given.use_activation,
         dimensions=given.dimensions,

@@ -127,6 +127,7 @@ def test_what_the_wire_has_not_is_refused_by_name(params: dict[str, Any], why: s
         EngineCoreRequest("r", [5], None, None, EnginePoolingParams(task="generate"), 0.0),
         EngineCoreRequest("r", [5], None, None, EnginePoolingParams(task=None), 0.0),
         EngineCoreRequest("r", [5], None, None, _EMBED(late_interaction_params=["q"]), 0.0),
+        EngineCoreRequest("r", [5], None, None, _EMBED(late_chunking_params=["c"]), 0.0),
         EngineCoreRequest("r", [5], None, None, _EMBED(extra_kwargs={"new": 1}), 0.0),
         EngineCoreRequest("r", None, None, {}, None, 0.0, prompt_embeds=b"x"),
         EngineCoreRequest("r", [5], [{"image": 1}], {}, None, 0.0),
