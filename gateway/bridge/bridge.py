@@ -100,7 +100,7 @@ class Bridge:
             return
         try:
             wanted = self.reader.read(asked)
-        except Refused as error:
+        except (Refused, GatewayError) as error:
             self._refuse(asked.request_id, channel, journal, str(error), is_invalid=True)
             return
         except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gateway.bridge.engine_core import FINAL_ONLY, EngineCoreRequest, EnginePoolingParams
+from gateway.queue.pooling import wire_input, wire_pooling
 from tokenyard.protocol.digest import defaults_among
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass, http_client, is_tenant
 from tokenyard.protocol.sampling import TAKEN
@@ -16,7 +17,6 @@ from tokenyard.protocol.wire import (
     GENERATE,
     MAX_ID_BYTES,
     TASKS,
-    PoolingParams,
     Request,
     SamplingParams,
     pack_tokens,
@@ -151,25 +151,11 @@ def _pooled(given: EnginePoolingParams, tokens: list[int]) -> dict[str, Any]:
     """The fields of a request that pools; raises `Refused`."""
     if given.task not in TASKS or given.task == GENERATE:
         raise Refused(f"task: {given.task!r} is not carried through the queue")
-    if given.late_interaction_params is not None:
-        raise Refused("late interaction: the queue has no worker that keeps a query")
-    if given.late_chunking_params is not None:
-        raise Refused("late chunking: not carried through the queue")
-    pooling = PoolingParams(
-        use_activation=given.use_activation,
-        dimensions=given.dimensions,
-        step_tag_id=given.step_tag_id,
-        returned_token_ids=given.returned_token_ids,
-        skip_reading_prefix_cache=given.skip_reading_prefix_cache,
-    )
-    extra = dict(given.extra_kwargs or {})
-    boundary = extra.pop("compressed_token_type_ids", None)
-    if extra:
-        raise Refused(f"{', '.join(sorted(extra))}: not carried through the queue")
-    fields: dict[str, Any] = {"task": given.task, "pooling": pooling}
-    if boundary is None:
-        return {**fields, "tokens": pack_tokens(tokens)}
-    return {**fields, "inputs": [[tokens[:boundary], tokens[boundary:]]]}
+    return {
+        "task": given.task,
+        "pooling": wire_pooling(given),
+        "inputs": [wire_input(tokens, given)],
+    }
 
 
 def _without_random(name: str, external: str) -> str:

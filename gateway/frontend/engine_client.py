@@ -23,10 +23,11 @@ from vllm.v1.engine.input_processor import InputProcessor
 from gateway.frontend.media import NamedMedia, lengthen_prompt, name_media
 from gateway.frontend.outputs import OutputStream, whole_output
 from gateway.frontend.params import check_constraint, wire_params
-from gateway.frontend.pooling import InputGroup, tasks_of, wire_input, wire_pooling
+from gateway.frontend.pooling import InputGroup, tasks_of
 from gateway.frontend.side import at_home, each_at_home, end_turn, tell_home
 from gateway.http.context import RequestContext, current
 from gateway.http.errors import GatewayError, of_result, unavailable
+from gateway.queue.pooling import wire_input, wire_pooling
 from tokenyard.process.threads import run_deep
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.media import Media
@@ -190,7 +191,7 @@ class QueueEngineClient(EngineClient):
         first = parts[0]
         request = Request(
             task=_task_of(first),
-            inputs=[wire_input(part) for part in parts],
+            inputs=[wire_input(part.prompt_token_ids or (), part.pooling_params) for part in parts],
             pooling=params,
             **self._shared(context, first, "", priority, trace_headers),
         )

@@ -11,20 +11,17 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import torch
 from vllm.outputs import PoolingOutput, PoolingRequestOutput
 
 from gateway.frontend.media import can_hear
-from gateway.http.errors import GatewayError, invalid, of_result
+from gateway.http.errors import GatewayError, of_result
 from gateway.http.incoming import TRANSCRIBING
 from tokenyard.protocol.packs import in_packs
 from tokenyard.protocol.replies import Result, data_of_inputs
 from tokenyard.protocol.texts import pip_install
-from tokenyard.protocol.wire import Input, PoolingParams
 
 if TYPE_CHECKING:
-    import vllm
     from vllm.config import ModelConfig
     from vllm.tasks import PoolingTask, SupportedTask
     from vllm.v1.engine import EngineCoreRequest
@@ -53,11 +50,6 @@ PATHS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     **dict.fromkeys(TRANSCRIBING, ("transcription",)),
 }
-_CARRIED: Final = tuple(
-    name for name in PoolingParams.__struct_fields__ if name != "truncate_prompt_tokens"
-)
-#: Of a pair: where its second text begins.
-_BOUNDARY: Final = "compressed_token_type_ids"
 
 
 def tasks_of(model: ModelConfig) -> tuple[SupportedTask, ...]:
@@ -87,24 +79,6 @@ def check_path(path: str, name: str, model: ModelConfig, tasks: tuple[SupportedT
         raise GatewayError(400, message, param="model")
     if path in TRANSCRIBING and not can_hear():
         raise GatewayError(501, f"this gateway cannot read sound: {pip_install('audio')}")
-
-
-def wire_pooling(params: vllm.PoolingParams) -> PoolingParams:
-    """The parameters of a task that pools."""
-    values = {name: getattr(params, name) for name in _CARRIED}
-    return msgspec.convert(values, PoolingParams)
-
-
-def wire_input(core: EngineCoreRequest) -> Input:
-    """The prompt of one input; raises `GatewayError` for what the wire cannot carry."""
-    ids, params = list[Any](core.prompt_token_ids or ()), core.pooling_params
-    extra = dict((params and params.extra_kwargs) or {})
-    boundary = extra.pop(_BOUNDARY, 0)
-    for name in ("max_tokens_per_query", "max_tokens_per_doc"):
-        extra.pop(name, None)  # vLLM has cut the texts
-    if extra:
-        raise invalid(min(extra), "not carried through the queue")
-    return [ids[:boundary], ids[boundary:]] if 0 < boundary < len(ids) else ids
 
 
 @dataclass(slots=True)

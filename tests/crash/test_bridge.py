@@ -87,7 +87,7 @@ def test_numbers_come_back(plant: Plant, front: FrontEnd, tmp_path: Path) -> Non
         assert (answer.finish, kind) == (STOP, "float32")
         assert ([shape], numbers.data) == (result.shapes, result.data)
         assert answer.outputs[-1][11]["num_prompt_tokens"] == length
-    assert "late interaction" in front.wait("kept").outputs[-1][18]["message"]
+    assert "late_interaction_params" in front.wait("kept").outputs[-1][18]["message"]
 
 
 def test_what_the_wire_cannot_carry_ends_with_an_error(

@@ -17,6 +17,7 @@ from gateway.bridge.engine_core import (
     decode_request,
 )
 from gateway.bridge.requests import Asked, Caller, Refused, RequestReader, id_of, read_id
+from gateway.http.errors import GatewayError
 from tokenyard.protocol.wire import PoolingParams, SamplingParams, unpack_tokens
 
 _RECORDED = sorted((Path(__file__).parent / "bridge").glob("*.json"))
@@ -126,9 +127,6 @@ def test_what_the_wire_has_not_is_refused_by_name(params: dict[str, Any], why: s
         EngineCoreRequest("r", [5], None, None, EnginePoolingParams(task="plugin"), 0.0),
         EngineCoreRequest("r", [5], None, None, EnginePoolingParams(task="generate"), 0.0),
         EngineCoreRequest("r", [5], None, None, EnginePoolingParams(task=None), 0.0),
-        EngineCoreRequest("r", [5], None, None, _EMBED(late_interaction_params=["q"]), 0.0),
-        EngineCoreRequest("r", [5], None, None, _EMBED(late_chunking_params=["c"]), 0.0),
-        EngineCoreRequest("r", [5], None, None, _EMBED(extra_kwargs={"new": 1}), 0.0),
         EngineCoreRequest("r", None, None, {}, None, 0.0, prompt_embeds=b"x"),
         EngineCoreRequest("r", [5], [{"image": 1}], {}, None, 0.0),
         EngineCoreRequest("r" * 201, [5], None, {}, None, 0.0),
@@ -145,13 +143,27 @@ def test_a_task_that_pools_passes() -> None:
     params = _EMBED(dimensions=8, use_activation=False, skip_reading_prefix_cache=True)
     asked = EngineCoreRequest("embd-r-0", [5, 6, 7], None, None, params, 0.0, priority=3)
     request = _READER.read(asked).request
-    assert (request.task, unpack_tokens(request.tokens or b"")) == ("embed", [5, 6, 7])
+    assert (request.task, request.inputs) == ("embed", [[5, 6, 7]])
     assert request.pooling == PoolingParams(
         dimensions=8, use_activation=False, skip_reading_prefix_cache=True
     )
     assert (request.priority, request.stream) == (3, False)
-    asked.pooling_params = _EMBED(extra_kwargs={"compressed_token_type_ids": 1})
+    cut = {"max_tokens_per_doc": 2, "compressed_token_type_ids": 1}
+    asked.pooling_params = _EMBED(extra_kwargs=cut)
     assert _READER.read(asked).request.inputs == [[[5], [6, 7]]]
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        ({"late_interaction_params": ["cache_query"]}, "late_interaction_params"),
+        ({"late_chunking_params": [64]}, "late_chunking_params"),
+        ({"extra_kwargs": {"something_new": 1}}, "something_new"),
+    ],
+)
+def test_of_a_task_that_pools_too_it_is_refused_by_name(params: dict[str, Any], why: str) -> None:
+    with pytest.raises(GatewayError, match=f"{why}: not carried"):
+        _READER.read(EngineCoreRequest("r", [5], None, None, _EMBED(**params), 0.0))
 
 
 def test_an_id_says_who_asks_wherever_it_stands() -> None:
