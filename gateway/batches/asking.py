@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from gateway.announcements import OwnRules
 from gateway.batches.lines import LineAsker, Unanswered
-from gateway.frontend.fetching import MediaFetcher
+from gateway.frontend.fetching import FileReader, MediaFetcher
 from gateway.frontend.models import FrontEnds
 from gateway.models import ModelWatch
 from gateway.queue.yard import YardQueue
@@ -37,12 +37,20 @@ _STOP_S: Final = 10.0
 class FrontEndAsking:
     """Asks the lines of one job by vLLM's front end; see `tokenyard.batch.asking.Asking`."""
 
-    def __init__(self, url: str, yard: str, rules: OwnRules, job: OpenJob, ending: Ending) -> None:
+    def __init__(
+        self,
+        url: str,
+        yard: str,
+        rules: OwnRules,
+        read_file: FileReader,
+        job: OpenJob,
+        ending: Ending,
+    ) -> None:
         self._job = job
         self._ending = ending
         # Named as the job, so that the broker's user for batches may write to it.
         self._queue = YardQueue(url, yard, job.state.id)
-        fetcher = MediaFetcher(rules.allowed_media_domains)
+        fetcher = MediaFetcher(rules.allowed_media_domains, read_file)
         self._front_ends = FrontEnds(self._queue, fetcher=fetcher)
         self._models = ModelWatch(self._queue, self._front_ends, _REFRESH_S, rules, is_eager=False)
         self._asker = LineAsker(job, ending, self._front_ends, self._models)
@@ -112,13 +120,13 @@ class FrontEndAsking:
         self._loop.call_soon_threadsafe(self._asker.is_over.set)
 
 
-def by_front_end(url: str, yard: str, rules: OwnRules) -> AskingFactory:
+def by_front_end(url: str, yard: str, rules: OwnRules, read_file: FileReader) -> AskingFactory:
     """Asks by vLLM's front end, under the job's id as the client's name."""
 
     @contextlib.contextmanager
     def begin(job: OpenJob, ending: Ending) -> Iterator[FrontEndAsking]:
         async def make() -> FrontEndAsking:
-            made = FrontEndAsking(url, yard, rules, job, ending)
+            made = FrontEndAsking(url, yard, rules, read_file, job, ending)
             await made.start()
             return made
 

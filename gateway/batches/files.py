@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from gateway.batches.folder import FolderStorage
 from gateway.batches.parts import beside
-from gateway.batches.storage import Storage, Upload
+from gateway.batches.storage import S3_SCHEME, Storage, Upload
 from gateway.http.errors import GatewayError
 from tokenyard import clock
 from tokenyard.process.extras import how_to_install
@@ -212,6 +212,12 @@ def open_storage(files_dir: Path | None, files_url: str) -> Storage | None:
     if files_dir is not None:
         return FolderStorage(files_dir)
     return None
+
+
+def storage_of(location: str) -> Storage:
+    """The storage of an object, from where it lies (`Storage.location`)."""
+    root = location.rsplit("/", 2)[0]
+    return open_bucket(root) if root.startswith(S3_SCHEME) else FolderStorage(Path(root))
 
 
 def open_bucket(url: str) -> S3Storage:

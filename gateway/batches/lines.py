@@ -17,7 +17,14 @@ from gateway.frontend.fetching import AUDIO_TIMEOUT_S
 from gateway.frontend.models import STATE, FrontEnds
 from gateway.http.context import CURRENT, RequestContext, Ticket
 from gateway.http.errors import GatewayError, invalid
-from gateway.http.incoming import BODY, TRANSCRIBING, ParsedBody, inner_scope, replay
+from gateway.http.incoming import (
+    BODY,
+    TRANSCRIBING,
+    ParsedBody,
+    inner_scope,
+    replay,
+    with_file_urls,
+)
 from gateway.listing import find_model
 from gateway.responses.options import PATH as RESPONSES_URL
 from gateway.responses.options import for_front_end, read_options
@@ -122,6 +129,8 @@ class LineAsker:
         for field, only in _ONLY.items():
             if given.get(field) not in (None, only):
                 raise invalid(field, "is not supported in a batch")
+        if "messages" in given:
+            given["messages"] = with_file_urls(given["messages"])
         profile = find_model(self._models, given, self._may_use)
         CURRENT.set(None)  # what is loaded belongs to no request
         STATE.set(await self._front_ends.state_of(profile))

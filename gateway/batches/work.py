@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gateway.batches.files import FileStore, storage_of
 from gateway.batches.spool import spooled
 from gateway.batches.storage import S3_SCHEME
 from tokenyard.batch.asking import Asking, Ending
@@ -18,15 +20,19 @@ from tokenyard.process.gc_tuning import collect_seldom
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.texts import pip_install
 
+if TYPE_CHECKING:
+    from gateway.frontend.fetching import FileReader
+
 
 def perform(order: dict[str, Any]) -> Any:
     """Run the lines of a batch that are not done; RQ calls this."""
     read = msgspec.convert(order, JobOrder)
+    front_end = partial(_front_end, FileStore(storage_of(read.spec.input)).content)
     if not read.spec.input.startswith(S3_SCHEME):
-        return carry_out(read, _front_end)
+        return carry_out(read, front_end)
     with spooled(read.spec) as spool:
         local = msgspec.structs.replace(read, spec=spool.spec)
-        return carry_out(local, _front_end, keep=spool.keep, publish=spool.publish)
+        return carry_out(local, front_end, keep=spool.keep, publish=spool.publish)
 
 
 def prepare() -> None:
@@ -49,7 +55,9 @@ def prepare() -> None:
     collect_seldom()  # no collection touches, and so copies, what the forked processes share
 
 
-def _front_end(job: OpenJob, ending: Ending) -> AbstractContextManager[Asking]:
+def _front_end(
+    read_file: FileReader, job: OpenJob, ending: Ending
+) -> AbstractContextManager[Asking]:
     prepare()
     from gateway.announcements import OwnRules
     from gateway.batches.asking import by_front_end
@@ -59,4 +67,4 @@ def _front_end(job: OpenJob, ending: Ending) -> AbstractContextManager[Asking]:
         WorkerContext.trust_remote_code,
         WorkerContext.allowed_media_domains,
     )
-    return by_front_end(WorkerContext.url, WorkerContext.yard, rules)(job, ending)
+    return by_front_end(WorkerContext.url, WorkerContext.yard, rules, read_file)(job, ending)

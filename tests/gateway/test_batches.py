@@ -20,8 +20,10 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 
+from benchmarks.media_models import picture, shown
 from tests.batch.running import command, words
 from tests.cli.running import environment
+from tests.engines.test_media import TEXT, said
 from tests.gateway.asked import NAMED, TOOL, say
 from tests.gateway.forked import ForkedBatchWorker
 from tests.gateway.stand import NAMES, Door, Stand
@@ -37,6 +39,7 @@ ENDS_S = 120.0
 #: The tool as the Responses API has it.
 FLAT_TOOL = {"type": "function", **TOOL["function"]}
 FLAT_NAMED = {"type": "function", "name": "get_weather"}
+CHATS = "/v1/chat/completions"
 Start = Callable[[], Program]
 
 
@@ -150,11 +153,36 @@ def lines_of(sdk: OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 
 
 @on_both
+def test_pictures_in_uploaded_files_are_seen(sdk: OpenAI, start_worker: Start) -> None:
+    # Given a picture in a file, in the forms of a part, and a file that is not there
+    file = sdk.files.create(file=("one.png", picture(1)), purpose="vision").id
+    parts: dict[str, dict[str, Any]] = {
+        "url": {"type": "image_url", "image_url": {"url": file}},
+        "id": {"type": "input_image", "file_id": file},
+        "data": shown(picture(1)),
+        "gone": {"type": "image_url", "image_url": {"url": f"file-{0:032}"}},
+    }
+    asked = {"model": "pictures", "max_tokens": 12, "temperature": 0}
+    lines = [
+        {**line(name, ""), "url": CHATS, "body": {"messages": said(part, TEXT), **asked}}
+        for name, part in parts.items()
+    ]
+    start_worker()
+    done = ended(sdk, order(sdk, upload(sdk, lines), CHATS).id)
+    # I expect one answer to all forms, and an error for the last.
+    found = lines_of(sdk, done.output_file_id)
+    texts = {one["response"]["body"]["choices"][0]["message"]["content"] for one in found}
+    assert ({one["custom_id"] for one in found}, len(texts)) == ({"url", "id", "data"}, 1)
+    (failed,) = lines_of(sdk, done.error_file_id)
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("gone", 404)
+
+
+@on_both
 def test_a_batch_of_completions_runs_to_its_files(sdk: OpenAI, start_worker: Start) -> None:
     asked = sums(50)
     lines = [line(name, prompt) for name, (prompt, _) in asked.items()]
     lines.append(line("refused", "1+1=", temperature=-1))
-    lines.append({**line("elsewhere", "1+1="), "url": "/v1/chat/completions"})
+    lines.append({**line("elsewhere", "1+1="), "url": CHATS})
     lines.append({"id": "plain", "prompt": "1+1=", "tenant": "another"})
     file_id = upload(sdk, lines)
     # Given a batch that no worker has taken
@@ -195,8 +223,8 @@ def test_a_batch_of_chats_is_seen_by_another_gateway(
         "max_tokens": 4,
         "temperature": 0,
     }
-    chat = {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    batch = order(sdk, upload(sdk, [chat]), "/v1/chat/completions")
+    chat = {"custom_id": "c", "method": "POST", "url": CHATS, "body": body}
+    batch = order(sdk, upload(sdk, [chat]), CHATS)
     start_worker()
     with OpenAI(base_url=f"{other_door.url}/v1", api_key="none") as other:
         done = ended(other, batch.id)
@@ -268,7 +296,7 @@ def test_each_line_is_answered_as_its_endpoint_answers(
 ) -> None:
     # Given batches with tool calls, and of the Responses API
     bodies = {
-        "/v1/chat/completions": {
+        CHATS: {
             "auto": {"messages": say("hi"), "tools": [TOOL], "tool_choice": "auto"},
             "named": {"messages": say("hi"), "tools": [TOOL], "tool_choice": NAMED},
             "logprobs": {"messages": say("hi"), "logprobs": True, "top_logprobs": 2},
