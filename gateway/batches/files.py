@@ -216,7 +216,7 @@ def open_storage(files_dir: Path | None, files_url: str) -> Storage | None:
 
 def storage_of(location: str) -> Storage:
     """The storage of an object, from where it lies (`Storage.location`)."""
-    root = location.rsplit("/", 2)[0]
+    root = location.rsplit("/", 2)[0] or "/"  # `name_in` has two parts
     return open_bucket(root) if root.startswith(S3_SCHEME) else FolderStorage(Path(root))
 
 

@@ -21,6 +21,7 @@ from gateway.http.incoming import (
     BODY,
     TRANSCRIBING,
     ParsedBody,
+    check_body,
     inner_scope,
     replay,
     with_file_urls,
@@ -84,6 +85,7 @@ class LineAsker:
         durable_id = blake2b(name.encode(), digest_size=16).hexdigest()
         while True:
             try:
+                check_body(raw or b"")
                 status, body = await self._ask(durable_id, line.body)
             except GatewayError as error:
                 if error.code == Code.DEADLINE_EXCEEDED and self._is_expired():

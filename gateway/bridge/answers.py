@@ -13,7 +13,7 @@ from tokenyard.protocol.replies import Result, to_delta, to_result
 from tokenyard.protocol.wire import unpack_tokens
 
 if TYPE_CHECKING:
-    from gateway.bridge.engine_core import Channel
+    from gateway.bridge.engine_core import Channel, FailureForm
     from gateway.bridge.journal import Journal
     from gateway.bridge.requests import Asked
     from gateway.queue.replies import ReplyStream
@@ -41,7 +41,7 @@ class Answer:
     _sent: int = 0
     _has_begun: bool = False
 
-    def read(self, *, is_told: bool) -> list[Any]:
+    def read(self, form: FailureForm) -> list[Any]:
         """What has come since the last call, for the front end."""
         found: list[Any] = []
         if self.stream is None:
@@ -56,9 +56,9 @@ class Answer:
             self._add(found, delta.tokens, delta.logprobs, delta.cached_tokens)
         pending = self.stream.pending
         if pending.error is not None:
-            self._fail(found, str(pending.error), is_told=is_told)
+            self._fail(found, str(pending.error), form=form)
         elif pending.final is not None:
-            self._end(found, to_result(pending.final), is_told=is_told)
+            self._end(found, to_result(pending.final), form)
         return found
 
     def _add(
@@ -81,23 +81,26 @@ class Answer:
             end |= {"prefill": (self.prompt_tokens, cached or 0), "prompt_rows": self._prompt_rows}
         return engine_core.output(self.id, tokens, rows=rows_of(logprobs), **end)
 
-    def _fail(self, found: list[Any], why: str, **told: bool) -> None:
+    def _fail(self, found: list[Any], why: str, **told: Any) -> None:
         self.fault = why
         found.append(engine_core.failed(self.id, why, **told))
 
-    def _end(self, found: list[Any], result: Result, *, is_told: bool) -> None:
-        if not result.ok:
-            code = result.error.code if result.error else ""
+    def _end(self, found: list[Any], result: Result, form: FailureForm) -> None:
+        # A front end asks for one input at a time.
+        error = result.error or (result.errors or {}).get(0)
+        if not result.ok or error is not None:
+            code = error.code if error else ""
             self._fail(
                 found,
-                result.error.message if result.error else "the request failed",
-                is_told=is_told,
+                error.message if error else "the request failed",
+                form=form,
                 is_invalid=code == Code.INVALID_REQUEST,
                 retryable=code in _RETRYABLE,
             )
             return
-        if result.data is not None:
-            self._end_pooled(found, result, is_told=is_told)
+        if result.data is not None and result.shapes:
+            stop, numbers = FINISH_REASONS["stop"], (result.shapes[0] or [], result.data)
+            found.append(self._output([], None, 0, finish=stop, pooled=numbers))
             return
         logprobs = result.logprobs or []
         rest, rows = result.tokens[self._sent :], logprobs[self._sent :]
@@ -108,14 +111,3 @@ class Answer:
             rest, rows = rest[-1:], rows[-1:]
         finish = FINISH_REASONS.get(result.finish_reason or "", FINISH_REASONS["stop"])
         found.append(self._output(rest, rows, cached, finish=finish, stop=result.stop_reason))
-
-    def _end_pooled(self, found: list[Any], result: Result, *, is_told: bool) -> None:
-        """A front end asks for one input at a time, whose numbers are all of the answer."""
-        (shape,) = result.shapes or [None]
-        if shape is None:
-            why = (result.errors or {}).get(0)
-            message = why.message if why else "the request failed"
-            self._fail(found, message, is_told=is_told, is_invalid=True)
-            return
-        stop = FINISH_REASONS["stop"]
-        found.append(self._output([], None, 0, finish=stop, pooled=(shape, result.data)))

@@ -13,7 +13,14 @@ import msgspec
 
 from gateway.bridge import engine_core
 from gateway.bridge.answers import Answer
-from gateway.bridge.engine_core import ABORT, ADD, UTILITY, Channel, EngineCoreRequest
+from gateway.bridge.engine_core import (
+    ABORT,
+    ADD,
+    UTILITY,
+    Channel,
+    EngineCoreRequest,
+    FailureForm,
+)
 from gateway.bridge.requests import Refused, RequestReader
 from gateway.http.errors import GatewayError
 from gateway.queue.yard import has_logprobs, refusal
@@ -61,10 +68,10 @@ class Bridge:
     #: What the model does.
     task: str = GENERATE
 
-    def __init__(self, queue: YardQueue, *, is_told: bool) -> None:
-        """``is_told``: front ends understand why a request has failed."""
+    def __init__(self, queue: YardQueue, vllm_version: str) -> None:
+        """``vllm_version`` is that of its front ends."""
         self._queue = queue
-        self._is_told = is_told
+        self._vllm_version = vllm_version
         self._open: dict[str, Answer] = {}
         self._by_stream: dict[ReplyStream, Answer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,6 +79,10 @@ class Bridge:
         #: Front ends that have their engine.
         self.front_ends = 0
         self.is_draining = False
+
+    @property
+    def _form(self) -> FailureForm:
+        return engine_core.failure_form(self._vllm_version, self.task)
 
     def take(self, kind: bytes, frames: list[bytes], channel: Channel, journal: Journal) -> None:
         """Do what a front end asks."""
@@ -165,7 +176,7 @@ class Bridge:
     ) -> None:
         log.warning("%s is refused: %s", request_id, message)
         self._outcomes["refused",] += 1
-        last = engine_core.failed(request_id, message, is_told=self._is_told, **kind)
+        last = engine_core.failed(request_id, message, form=self._form, **kind)
         channel.send([last], [request_id])
         journal.ended([request_id])
 
@@ -177,7 +188,7 @@ class Bridge:
             if answer is None:
                 continue
             outputs, over = steps.setdefault(answer.channel, ([], []))
-            outputs += answer.read(is_told=self._is_told)
+            outputs += answer.read(self._form)
             if stream.pending.is_over:
                 over.append(answer)
                 self._close(answer)
@@ -195,7 +206,7 @@ class Bridge:
         lost = list(request_ids)
         if lost:
             log.warning("%d requests end with an error, unless they had ended: %s", len(lost), why)
-            last = [engine_core.failed(one, why, is_told=self._is_told) for one in lost]
+            last = [engine_core.failed(one, why, form=self._form) for one in lost]
             channel.send(last, lost)
 
     def abandon(self, channel: Channel) -> None:

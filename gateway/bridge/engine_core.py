@@ -12,7 +12,7 @@ import contextlib
 import os
 import struct
 from collections.abc import Awaitable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 import zmq
@@ -22,11 +22,17 @@ from zmq.utils.monitor import recv_monitor_message
 
 from tokenyard import clock
 from tokenyard.broker.tasks import first_of
+from tokenyard.protocol.wire import GENERATE
 
 #: The versions of vLLM whose front ends have been tried.
 KNOWN: Final = ("0.31.", "0.32.", "0.33.")
 #: From here on a front end is told why a request has failed.
 _TELLS_ERRORS: Final = (0, 33)
+
+#: What a front end is told of a failed request: its reason ("told"); nothing, and it answers 500
+#: ("bare"); or, of a task that pools, that it had a miss in its cache of media, which it answers
+#: with 503 ("missed"): 0.32 ends with any other failure of such a request, 0.31 with each.
+FailureForm = Literal["told", "bare", "missed"]
 
 ADD: Final = b"\x00"
 ABORT: Final = b"\x01"
@@ -107,9 +113,11 @@ _decode: Final = msgspec.msgpack.Decoder().decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-def tells_errors(version: str) -> bool:
-    """Whether front ends of this version are told why a request has failed."""
-    return tuple(map(int, version.split(".")[:2])) >= _TELLS_ERRORS
+def failure_form(version: str, task: str) -> FailureForm:
+    """How front ends of this version are told that a request for this task has failed."""
+    if tuple(map(int, version.split(".")[:2])) >= _TELLS_ERRORS:
+        return "told"
+    return "bare" if task == GENERATE else "missed"
 
 
 def ready(max_model_len: int, adapters: int, version: str) -> bytes:
@@ -177,13 +185,15 @@ def failed(
     request_id: str,
     message: str,
     *,
-    is_told: bool,
+    form: FailureForm,
     is_invalid: bool = False,
     retryable: bool = False,
 ) -> list[Any]:
-    """The end by an error; where ``is_told`` is false the front end answers a bare 500."""
+    """The end by an error."""
     last: list[Any] = [request_id, [], None, None, None, FINISH_REASONS["error"]]
-    if is_told:
+    if form == "missed":
+        last += [None] * 7 + [0, [""]]
+    elif form == "told":
         code = "validation_error" if is_invalid else "generation_error"
         error = {"code": code, "message": message, "retryable": retryable}
         last += [None] * 7 + [0] + [None] * 4 + [error]

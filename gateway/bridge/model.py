@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from gateway.announcements import ModelProfile, OwnRules, read_hosts
 from tokenyard.protocol.bridge_settings import BridgedTask, BridgeSettings
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.serve_args import OF_ENGINE
 from tokenyard.protocol.worker_info import decode_workers
+
+log = logging.getLogger("tokenyard.bridge")
 
 _TASKS: Final[tuple[BridgedTask, ...]] = get_args(BridgedTask)
 
@@ -27,6 +31,7 @@ class ServedModel:
     max_model_len: int  # tokens
     adapters: int  # how many it has
     task: BridgedTask
+    arguments: Mapping[str, Any]  # of the engine, that a front end needs too
 
 
 def find_model(
@@ -57,5 +62,8 @@ def find_model(
         if not told and profile.arguments.get("runner") == "pooling":
             why = f"no worker has loaded {name!r} yet"
             raise NotAnnounced(f"{why}: give task to begin before one has")
+        if not told and settings.front == "vllm":
+            log.warning("no worker has loaded %r yet: it is taken for one that generates", name)
         task = next((one for one in _TASKS if one in told), "generate")
-    return ServedModel(name, profile.path, most, len(profile.adapters), task)
+    shared = {key: one for key, one in profile.arguments.items() if key in OF_ENGINE}
+    return ServedModel(name, profile.path, most, len(profile.adapters), task, shared)

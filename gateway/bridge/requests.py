@@ -14,9 +14,7 @@ from tokenyard.protocol.digest import defaults_among
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass, http_client, is_tenant
 from tokenyard.protocol.sampling import TAKEN
 from tokenyard.protocol.wire import (
-    GENERATE,
     MAX_ID_BYTES,
-    TASKS,
     Request,
     SamplingParams,
     pack_tokens,
@@ -31,6 +29,7 @@ _OF_FRONT_END: Final = frozenset(
         *("_eos_token_id", "_all_stop_token_ids", "_bad_words_token_ids"),
     }
 )
+_POOLED: Final = frozenset({"embed", "classify", "token_embed", "token_classify"})
 #: Parameters that a front end has filled in, so that no default of the yard's may replace them.
 _STATED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
 
@@ -108,7 +107,7 @@ class RequestReader:
         task = (
             _pooled(pooling, asked.prompt_token_ids)
             if pooling
-            else _generated(asked, asked.sampling_params or {})
+            else _generated(asked, asked.sampling_params)
         )
         request = Request(
             id=name,
@@ -128,8 +127,10 @@ class RequestReader:
         return Asked(request, caller.priority_class, is_kept)
 
 
-def _generated(asked: EngineCoreRequest, given: dict[str, Any]) -> dict[str, Any]:
+def _generated(asked: EngineCoreRequest, given: dict[str, Any] | None) -> dict[str, Any]:
     """The fields of a request that generates; raises `Refused`."""
+    if given is None:
+        raise Refused("a request without parameters")
     params = _read_params(given)
     is_whole = given.get("output_kind") == FINAL_ONLY
     fields = {
@@ -149,7 +150,7 @@ def _generated(asked: EngineCoreRequest, given: dict[str, Any]) -> dict[str, Any
 
 def _pooled(given: EnginePoolingParams, tokens: list[int]) -> dict[str, Any]:
     """The fields of a request that pools; raises `Refused`."""
-    if given.task not in TASKS or given.task == GENERATE:
+    if given.task not in _POOLED:
         raise Refused(f"task: {given.task!r} is not carried through the queue")
     return {
         "task": given.task,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import signal
 from pathlib import Path
@@ -55,7 +56,7 @@ async def _serve(settings: BridgeSettings) -> None:
     probes = Health(settings.liveness_timeout_s)
     yard = YardHealth(queue, _WITHOUT_LEADER_S, probes)
     check = None
-    bridge = Bridge(queue, is_told=engine_core.tells_errors(settings.vllm_version))
+    bridge = Bridge(queue, settings.vllm_version)
     queue.reader.tell = bridge.has_news
     endpoint = None
     if settings.metrics_port:
@@ -65,6 +66,7 @@ async def _serve(settings: BridgeSettings) -> None:
         model = await _until_announced(queue, settings, health, stop)
         if model is None:
             return
+        dataclasses.replace(settings, task=model.task)  # checks what goes with it
         bridge.reader = RequestReader(model.name, settings.id_prefix, settings.result_ttl_s)
         bridge.task = model.task
         ready = engine_core.ready(model.max_model_len, model.adapters, settings.vllm_version)
@@ -105,6 +107,8 @@ async def _until_announced(
             hosts = await queue.broker.command("HGETALL", queue.keys.hosts)
             workers = await queue.broker.command("HGETALL", queue.keys.workers)
             return find_model(hosts, workers, settings)
+        except SettingsError:
+            raise
         except (NotAnnounced, TokenyardError) as error:
             why = str(error)
         health.turned(why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import re
@@ -91,6 +92,7 @@ def run_unit(settings: BridgeSettings) -> int:
     model = _announced(settings, stopped)
     if model is None:
         return Exit.OK
+    settings = dataclasses.replace(settings, task=model.task)  # checks what goes with it
     command = front_command(settings.front)
     port = free_port()
     with owned_folder("tokenyard-bridge-") as folder:
@@ -102,7 +104,6 @@ def run_unit(settings: BridgeSettings) -> int:
             handshake=(f"tcp://127.0.0.1:{port}",),
             model=model.name,
             max_model_len=model.max_model_len,
-            task=model.task,
             vllm_version=_version(command, named),
             journal_dir=folder,
         )
@@ -152,8 +153,10 @@ def _announced(settings: BridgeSettings, stopped: Sequence[int]) -> ServedModel 
                 with translated(settings.redis_url):
                     return find_model(run.hgetall(keys.hosts), run.hgetall(keys.workers), settings)
             except (NotAnnounced, TransientError) as error:
-                if told != (told := str(error)):
-                    log.warning("waiting: %s", told)
+                why = str(error)
+                if why != told:
+                    log.warning("waiting: %s", why)
+                    told = why
             clock.sleep(_TURN_S)
     return None
 
@@ -218,10 +221,14 @@ def _front_args(settings: BridgeSettings, model: ServedModel, port: int) -> list
         given += ["--host", "127.0.0.1"]
     if "--served-model-name" not in flags:
         given += ["--served-model-name", model.name]
-    if model.task != GENERATE and "--runner" not in flags:
-        given += ["--runner", "pooling"]
-    if model.task == "token_embed":  # or a query would be kept in one engine
-        given += ["--no-enable-flash-late-interaction"]
+    if settings.front == "vllm":
+        needed = {**model.arguments, **({} if model.task == GENERATE else {"runner": "pooling"})}
+        for name, value in needed.items():
+            flag = f"--{name.replace('_', '-')}"
+            if flag not in flags:
+                given += [flag, value if isinstance(value, str) else json.dumps(value)]
+        if model.task == "token_embed":  # or a query would be kept in one engine
+            given += ["--no-enable-flash-late-interaction"]
     given += ["--data-parallel-size-local", "0", "--data-parallel-address", "127.0.0.1"]
     return ["serve", *place, *given, "--data-parallel-rpc-port", str(port)]
 

@@ -18,7 +18,7 @@ _CARRIED: Final = frozenset(PoolingParams.__struct_fields__) - {"truncate_prompt
 _NOT_NEEDED: Final = frozenset({"task", "requires_token_ids", "extra_kwargs", "output_kind"})
 #: Where the second text of a pair begins.
 _BOUNDARY: Final = "compressed_token_type_ids"
-#: By these a front end has cut the texts.
+#: The front end has already cut the texts to these lengths.
 _DONE: Final = ("max_tokens_per_query", "max_tokens_per_doc")
 
 

@@ -168,9 +168,11 @@ def behind_vllm_serve(kinds: Kinds, kind: Kind) -> Iterator[httpx.Client]:
                 return client.get("/health").is_success
             return False
 
-        eventually(is_up, timeout_s=300)
-        yield client
-    unit.stop()
+        try:
+            eventually(is_up, timeout_s=300)
+            yield client
+        finally:
+            unit.stop()
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
@@ -187,6 +189,10 @@ def test_numbers(
     )
     client.submit([*TEXTS], model=kind, task=TASKS_OF[kind][0]).result()
     with behind_vllm_serve(kinds, kind) as bridged:
+        # A request that fails ends no other, nor the front end.
+        path, name = ENDPOINTS[TASKS_OF[kind][0]]
+        late = {"X-Request-Id": "~~normal~~1~late"}  # its deadline is in 1970
+        assert bridged.post(path, json={"model": kind, name: "a"}, headers=late).is_server_error
         check_numbers(kind, kinds, client, http, bridged, expected)
 
 

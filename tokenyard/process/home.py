@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 #: Of a folder for sockets: the rest is for names in it.
-_MOST_BYTES: Final = 80
+_MOST_BYTES: Final = 64
 _SHORT_FOLDER: Final = "/tmp"  # noqa: S108 - others make folders of their own in it
 
 

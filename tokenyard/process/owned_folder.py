@@ -17,7 +17,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def owned_folder(prefix: str, parent: str | None = None) -> Iterator[Path]:
-    """A new folder in ``parent`` for this block; those that nobody owns any more are removed."""
+    """A new folder for this block, in ``parent`` or where temporary files go.
+
+    Those with this prefix that nobody owns any more are removed.
+    """
     parent = parent or tempfile.gettempdir()
     remove_abandoned(prefix, parent)
     folder, lock = _make(prefix, parent)

@@ -18,8 +18,10 @@ from tokenyard.protocol.settings import (
 )
 
 FrontName = Literal["none", "vllm-rs", "vllm"]
-#: What front ends ask of a model; they make scores of the others themselves.
+#: The tasks that front ends ask for; a score they make of an answer to another task.
 BridgedTask = Literal["auto", "generate", "embed", "classify", "token_embed", "token_classify"]
+#: Older front ends end themselves with a request that fails.
+_POOL_FROM: Final = (0, 32)
 _ADDRESS: Final = re.compile(r"tcp://[^/\s]+:\d+")
 
 
@@ -63,5 +65,12 @@ class BridgeSettings(ProgramSettings):
             yield "front: arguments after -- need it"
         if not self.id_prefix:
             yield "id_prefix: must not be empty, or each id that a front end draws would be kept"
-        if not re.fullmatch(r"\d+\.\d+.*", self.vllm_version):
+        version = re.match(r"(\d+)\.(\d+)", self.vllm_version)
+        if version is None:
             yield f"vllm_version: {self.vllm_version!r} is not like 0.32.0"
+        if self.task in {"auto", "generate"}:
+            return
+        if self.front == "vllm-rs":
+            yield "front: vllm-rs has no tasks that pool: give vllm"
+        if version is not None and tuple(map(int, version.groups())) < _POOL_FROM:
+            yield f"vllm_version: front ends before 0.32 end with the first failure of {self.task}"

@@ -33,7 +33,7 @@ def take(one: Answer, *replies: Reply) -> list[list[Any]]:
     assert one.stream
     for reply in replies:
         one.stream.pending.take(reply, 0.0)
-    return one.read(is_told=True)
+    return one.read("told")
 
 
 def delta(seq: int, *tokens: int, **more: Any) -> Reply:
@@ -82,7 +82,7 @@ def test_a_failure_is_an_error_with_its_reason() -> None:
     one = answer()
     assert one.stream
     one.stream.pending.fail(TokenyardError("gone"))
-    assert one.read(is_told=False)[0][5] == 3
+    assert one.read("bare")[0][5] == 3
     failed = result(status="failed", error=json_text(ErrorInfo(Code.WORKER_LOST, "lost")))
     assert take(answer(), failed)[0][18]["message"] == "lost"
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.bridge.model import NotAnnounced, ServedModel, find_model
+from gateway.bridge.unit import _front_args
 from tokenyard.protocol.bridge_settings import BridgeSettings
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.worker_info import (
@@ -43,7 +44,40 @@ def found(*tasks: str, runner: str = "auto", length: int | None = 64, **given: A
     ],
 )
 def test_its_task_is_what_a_worker_tells(told: tuple[str, ...], task: str) -> None:
-    assert found(*told) == ServedModel("m", "/m", 64, 0, task)  # type: ignore[arg-type]
+    assert found(*told).task == task
+
+
+def test_vllm_serve_gets_the_arguments_that_a_front_end_needs_unless_they_are_given() -> None:
+    pooler = {"use_activation": False}
+    model = ServedModel(
+        "m", "/m", 64, 0, "token_embed", {"pooler_config": pooler, "runner": "auto"}
+    )
+
+    def args(front: str, *given: str) -> list[str]:
+        settings = BridgeSettings(redis_url=NOWHERE, front=front, front_args=given)  # type: ignore[arg-type]
+        return _front_args(settings, model, 5)
+
+    plain = args("vllm")
+    assert plain[:2] == ["serve", "/m"]
+    assert plain[plain.index("--pooler-config") + 1] == '{"use_activation": false}'
+    assert plain[plain.index("--runner") + 1] == "pooling"
+    assert "--no-enable-flash-late-interaction" in plain
+    own = args("vllm", "/own", "--pooler-config={}", "--runner", "generate")
+    assert own[:5] == ["serve", "/own", "--pooler-config={}", "--runner", "generate"]
+    assert not {"--pooler-config", "pooling"} & {*own}
+    assert not {"--pooler-config", "--runner"} & {*args("vllm-rs")}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"front": "vllm-rs"}, "vllm-rs has no tasks that pool"),
+        ({"handshake": ("tcp://127.0.0.1:1",), "vllm_version": "0.31.0"}, "before 0.32"),
+    ],
+)
+def test_what_cannot_pool_is_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        BridgeSettings(redis_url=NOWHERE, task="embed", **given)
 
 
 def test_until_a_worker_has_loaded_it_the_settings_say_more() -> None:

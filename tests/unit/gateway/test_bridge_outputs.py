@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from gateway.bridge import engine_core
-from gateway.bridge.engine_core import FINISH_REASONS, KNOWN, Row, rows_of
+from gateway.bridge.engine_core import FINISH_REASONS, KNOWN, FailureForm, Row, rows_of
 
 pytestmark = pytest.mark.vllm
 
@@ -68,9 +68,34 @@ def test_numbers_of_a_task_that_pools() -> None:
 
 
 def test_errors() -> None:
-    for is_told in (False, True):
-        (made,) = outputs(engine_core.failed("a", "why", is_told=is_told))
+    for form in get_args(FailureForm):
+        (made,) = outputs(engine_core.failed("a", "why", form=form))
         assert str(made.finish_reason) == "error"
+
+
+def test_the_installed_front_end_outlives_the_failure_of_a_task_that_pools() -> None:
+    import vllm
+    from vllm import PoolingParams
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+
+    processor = OutputProcessor(None, log_stats=False)
+    params = PoolingParams(task="embed")
+    asked = EngineCoreRequest(
+        "a", [1, 2], None, None, params, 0.0, None, None, None, external_req_id="a"
+    )
+    queue = RequestOutputCollector(params.output_kind, "a")
+    processor.add_request(asked, None, queue=queue)
+    form = engine_core.failure_form(vllm.__version__, "embed")
+    processor.process_outputs(outputs(engine_core.failed("a", "why", form=form)))
+    if form == "told":
+        with pytest.raises(Exception, match="why"):
+            queue.get_nowait()
+        return
+    answer: Any = queue.get_nowait()
+    assert answer.finished
+    assert answer.error is not None
+    assert answer.error.retryable
 
 
 def test_the_rows_of_a_reply() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
+import shutil
 import tempfile
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -10,8 +12,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from tokenyard.process.home import _MOST_BYTES
 from tokenyard.protocol.settings import WorkerSettings
+from worker.host.allocation import Goal
 from worker.host.core_handle import CoreHandle
+from worker.host.pool import PoolGroups
 
 
 def core(monkeypatch: pytest.MonkeyPatch) -> CoreHandle:
@@ -21,19 +26,34 @@ def core(monkeypatch: pytest.MonkeyPatch) -> CoreHandle:
     return CoreHandle(WorkerSettings(redis_url="redis://nowhere", model="any"), "w", 0, output)
 
 
-@pytest.mark.parametrize("length", [1, 200])
+@pytest.mark.parametrize("length", [1, _MOST_BYTES, _MOST_BYTES + 1, 200])
 def test_its_socket_has_a_name_that_a_socket_may_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, length: int
 ) -> None:
-    folder = tmp_path / ("x" * length)
+    # Given a folder for temporary files whose whole name is so long, but for the first
+    root = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder = root / ("x" * max(1, length - len(str(root)) - 1))
     folder.mkdir()
+    request.addfinalizer(lambda: shutil.rmtree(root))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    if length > 1:
+        assert len(str(folder)) == length
 
     made = core(monkeypatch)
     Listener(made.address, "AF_UNIX").close()
     made.end()
 
     assert not Path(made.address).parent.exists()
+    # So has that of a group.
+    groups = PoolGroups([])
+    groups.start()
+    leader = Mock()
+    groups._numbers = itertools.count(9999)
+    groups.form(leader, [], Goal(Mock(), (0,)), "")
+    address = leader.load.call_args.args[1].address
+    Listener(address, "AF_UNIX").close()
+    groups.stop()
+    assert not Path(address).parent.exists()
 
 
 def test_what_a_killed_host_has_left_is_removed(
