@@ -176,9 +176,13 @@ def test_nginx_lets_pass_what_the_check_lets_pass(rig: Rig, tmp_path: Path) -> N
         assert passed.body.startswith(b"~acme~normal~~~")
         assert passed.body.endswith(b","), "the key stays with the proxy"
         assert get(asked, body).status == 401
+        for path in ("/v2/embed", "/classify", "/pooling", "/score", "/rerank"):
+            assert get(f"{url}{path}", body).status == 401
+            assert get(f"{url}{path}", body, Authorization=key).status == 200
         assert get(asked, body, Authorization=rig.key("a", models=["b"])).status == 403
         assert get(asked, b"x" * 5_000_000, Authorization=key).status == 413
-        assert get(f"{url}/metrics").status == 404
+        for path in ("/metrics", "/classify/x", "/v3/score"):
+            assert get(f"{url}{path}", Authorization=key).status == 404
         assert get(f"{url}/check", Authorization=key).status == 404
     finally:
         process.terminate()
