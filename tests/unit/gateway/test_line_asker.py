@@ -28,13 +28,13 @@ def refused(retry_after_s: float) -> GatewayError:
 
 
 def answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask, count: int = 3
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask, count: int = 3, last: object = None
 ) -> Iterator[Answer]:
     """The answers to lines with the prompts 1, 2 and so on, where ``ask`` stands for the queue."""
     from gateway.batches import asking, lines
 
     def line(number: int) -> str:
-        body = {"prompt": str(number)}
+        body = {"prompt": str(number), **({"messages": last} if number == count else {})}
         whole = {"custom_id": f"{number}", "method": "POST", "url": COMPLETIONS, "body": body}
         return json.dumps(whole) + "\n"
 
@@ -51,9 +51,30 @@ def answers(
 
         async def make() -> asking.FrontEndAsking:
             rules = asking.OwnRules({}, False)
-            return asking.FrontEndAsking("redis://127.0.0.1:1", "y", rules, job, Ending("j"))
+            url = "redis://127.0.0.1:1"
+            return asking.FrontEndAsking(url, "y", rules, no_file, job, Ending("j"))
 
         yield from run(make()).answers(lambda: None)
+
+
+def no_file(_tenant: str, _file_id: str, _most_bytes: int) -> bytes:
+    raise AssertionError
+
+
+def test_a_line_that_is_nested_too_deep_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(_asker: Any, _id: str, _body: dict[str, Any]) -> tuple[int, bytes]:
+        return 200, b"{}"
+
+    nested: list[Any] = []
+    for _ in range(600):
+        nested = [nested]
+    found = dict(answers(tmp_path, monkeypatch, ask, last=nested))
+    assert [found[number].error for number in (1, 2)] == [None, None]
+    assert found[3].response is not None
+    assert found[3].response.status_code == 400
+    assert "levels deep" in str(found[3].error)
 
 
 def test_a_batch_of_which_nothing_can_run_waits_elsewhere(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches.files import open_storage
+from gateway.batches.files import name_of, new_id, open_storage, storage_of
 from gateway.batches.folder import FolderStorage
 from gateway.batches.storage import Storage
 from tests.support.s3 import needs_s3
@@ -31,6 +31,18 @@ def test_a_bucket_that_cannot_be_used_is_refused_at_the_start(s3: str) -> None:
         some(open_storage(None, "s3://nobodys")).start()
     some(open_storage(None, s3)).start()
     assert open_storage(None, "") is None
+
+
+@pytest.mark.parametrize("place", ["/", "/files", "s3://bucket", "s3://bucket/prefix"])
+def test_a_storage_is_found_again_by_where_its_objects_lie(place: str) -> None:
+    name = name_of("lab/..", new_id())
+    is_s3 = place.startswith("s3:")
+    if is_s3:
+        pytest.importorskip("obstore", reason="buckets need it")
+    there = some(open_storage(None if is_s3 else Path(place), place if is_s3 else ""))
+    again = storage_of(there.location(name))
+    assert type(again) is type(there)
+    assert again.location(name) == there.location(name)
 
 
 def some(storage: Storage | None) -> Storage:
