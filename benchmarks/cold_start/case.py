@@ -13,7 +13,7 @@ from worker.models import ModelSpec, read_models
 
 MODELS: Final = Path(__file__).parents[1] / "models.toml"
 #: Timeout of every wait.
-TIMEOUT_S: Final = 300.0
+TIMEOUT_S: Final = 900.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,36 +48,45 @@ def _known(names: Names, options: Mapping[str, Any]) -> list[str]:
     return list(found)
 
 
-def _models(yard: Yard) -> list[str]:
+def _models() -> Names:
     from tokenyard.yard.pauses import known_models
     from tokenyard.yard.snapshot import read_yard
 
-    view = read_yard(yard)
-    return known_models(view, view.desired_states.by_scope)
+    def names(yard: Yard) -> Iterable[str]:
+        view = read_yard(yard)
+        return known_models(view, view.desired_states.by_scope)
+
+    return names
 
 
-def _workers(yard: Yard) -> list[str]:
+def _workers() -> Names:
     from tokenyard.yard.snapshot import read_yard
 
-    return [one.info.name for one in read_yard(yard).living if one.info]
+    return lambda yard: [one.info.name for one in read_yard(yard).living if one.info]
 
 
-def _jobs(yard: Yard) -> list[str]:
+def _jobs() -> Names:
     from tokenyard.batch.rq.jobs import BatchQueue
     from tokenyard.batch.rq.listing import list_jobs
 
-    return [job.batch.id for job in list_jobs(BatchQueue(yard.connection, yard.keys.yard)).jobs]
+    def names(yard: Yard) -> Iterable[str]:
+        queue = BatchQueue(yard.connection, yard.keys.yard)
+        return [job.batch.id for job in list_jobs(queue).jobs]
+
+    return names
 
 
-def _tenants(yard: Yard) -> list[str]:
+def _tenants() -> Names:
     from tokenyard.yard.tenants import read_tenants
 
-    return [one.name for one in read_tenants(yard)]
+    return lambda yard: [one.name for one in read_tenants(yard)]
 
 
-def _completing(names: Names) -> Complete:
+def _completing(load: Callable[[], Names]) -> Complete:
+    """``load`` imports what is needed, for which a busy machine may need longer."""
+
     def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-        known = _known(names, ctx.find_root().params)
+        known = _known(load(), ctx.find_root().params)
         return [name for name in known if name.startswith(incomplete)]
 
     return complete
