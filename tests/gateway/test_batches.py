@@ -158,7 +158,7 @@ def test_pictures_in_uploaded_files_are_seen(sdk: OpenAI, start_worker: Start) -
     file = sdk.files.create(file=("one.png", picture(1)), purpose="vision").id
     parts: dict[str, dict[str, Any]] = {
         "url": {"type": "image_url", "image_url": {"url": file}},
-        "id": {"type": "input_image", "file_id": file},
+        "id": {"type": "input_image", "file_id": file, "detail": "auto"},
         "data": shown(picture(1)),
         "gone": {"type": "image_url", "image_url": {"url": f"file-{0:032}"}},
     }
