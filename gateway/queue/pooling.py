@@ -14,8 +14,8 @@ from gateway.http.errors import invalid
 from tokenyard.protocol.wire import Input, PoolingParams
 
 _CARRIED: Final = frozenset(PoolingParams.__struct_fields__) - {"truncate_prompt_tokens"}
-#: What stands elsewhere in a request, or is derived by the worker's engine.
-_NOT_NEEDED: Final = frozenset({"task", "requires_token_ids", "extra_kwargs", "output_kind"})
+#: With what stands elsewhere in a request, or is derived by the worker's engine.
+_KNOWN: Final = _CARRIED | {"task", "requires_token_ids", "extra_kwargs", "output_kind"}
 #: Where the second text of a pair begins.
 _BOUNDARY: Final = "compressed_token_type_ids"
 #: The front end has already cut the texts to these lengths.
@@ -25,7 +25,7 @@ _DONE: Final = ("max_tokens_per_query", "max_tokens_per_doc")
 def wire_pooling(asked: Any) -> PoolingParams:
     """The parameters; raises `GatewayError` for one that the wire cannot carry."""
     for name in asked.__struct_fields__:
-        if name not in _CARRIED | _NOT_NEEDED and getattr(asked, name) is not None:
+        if name not in _KNOWN and getattr(asked, name) is not None:
             raise invalid(name, "not carried through the queue")
     return msgspec.convert({name: getattr(asked, name) for name in _CARRIED}, PoolingParams)
 
