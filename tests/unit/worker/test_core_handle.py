@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import shutil
 import tempfile
+from collections.abc import Iterator
 from multiprocessing.connection import Listener
 from pathlib import Path
 from unittest.mock import Mock
@@ -19,6 +19,13 @@ from worker.host.core_handle import CoreHandle
 from worker.host.pool import PoolGroups
 
 
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder with a short name, unlike `tmp_path`."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+
+
 def core(monkeypatch: pytest.MonkeyPatch) -> CoreHandle:
     """One whose process is never started."""
     monkeypatch.setattr("worker.host.core_handle.ForkedProcess", Mock())
@@ -28,13 +35,11 @@ def core(monkeypatch: pytest.MonkeyPatch) -> CoreHandle:
 
 @pytest.mark.parametrize("length", [1, _MOST_BYTES, _MOST_BYTES + 1, 200])
 def test_its_socket_has_a_name_that_a_socket_may_have(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, length: int
+    root: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     # Given a folder for temporary files whose whole name is so long, but for the first
-    root = Path(tempfile.mkdtemp(dir="/tmp"))
     folder = root / ("x" * max(1, length - len(str(root)) - 1))
     folder.mkdir()
-    request.addfinalizer(lambda: shutil.rmtree(root))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     if length > 1:
         assert len(str(folder)) == length
@@ -57,11 +62,11 @@ def test_its_socket_has_a_name_that_a_socket_may_have(
 
 
 def test_what_a_killed_host_has_left_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
     first = core(monkeypatch)
-    abandoned = tmp_path / f"{Path(first.address).parent.name}x"
+    abandoned = root / f"{Path(first.address).parent.name}x"
     abandoned.mkdir()
 
     second = core(monkeypatch)
