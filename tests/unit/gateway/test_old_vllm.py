@@ -17,4 +17,4 @@ def test_a_batch_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(str(tmp_path))
     nothing = cast("Any", None)
     with pytest.raises(SettingsError, match=r"batches of a gateway: .* 0\.26\.0 is installed"):
-        _front_end(nothing, nothing)
+        _front_end(nothing, nothing, nothing)
