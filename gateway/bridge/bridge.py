@@ -67,11 +67,11 @@ class Bridge:
     reader: RequestReader
     #: What the model does.
     task: str = GENERATE
+    #: How front ends are told of a failed request.
+    form: FailureForm = "bare"
 
-    def __init__(self, queue: YardQueue, vllm_version: str) -> None:
-        """``vllm_version`` is that of its front ends."""
+    def __init__(self, queue: YardQueue) -> None:
         self._queue = queue
-        self._vllm_version = vllm_version
         self._open: dict[str, Answer] = {}
         self._by_stream: dict[ReplyStream, Answer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,10 +79,6 @@ class Bridge:
         #: Front ends that have their engine.
         self.front_ends = 0
         self.is_draining = False
-
-    @property
-    def _form(self) -> FailureForm:
-        return engine_core.failure_form(self._vllm_version, self.task)
 
     def take(self, kind: bytes, frames: list[bytes], channel: Channel, journal: Journal) -> None:
         """Do what a front end asks."""
@@ -176,7 +172,7 @@ class Bridge:
     ) -> None:
         log.warning("%s is refused: %s", request_id, message)
         self._outcomes["refused",] += 1
-        last = engine_core.failed(request_id, message, form=self._form, **kind)
+        last = engine_core.failed(request_id, message, form=self.form, **kind)
         channel.send([last], [request_id])
         journal.ended([request_id])
 
@@ -188,7 +184,7 @@ class Bridge:
             if answer is None:
                 continue
             outputs, over = steps.setdefault(answer.channel, ([], []))
-            outputs += answer.read(self._form)
+            outputs += answer.read(self.form)
             if stream.pending.is_over:
                 over.append(answer)
                 self._close(answer)
@@ -206,7 +202,7 @@ class Bridge:
         lost = list(request_ids)
         if lost:
             log.warning("%d requests end with an error, unless they had ended: %s", len(lost), why)
-            last = [engine_core.failed(one, why, form=self._form) for one in lost]
+            last = [engine_core.failed(one, why, form=self.form) for one in lost]
             channel.send(last, lost)
 
     def abandon(self, channel: Channel) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
 from gateway.announcements import ModelProfile, OwnRules, read_hosts
@@ -39,7 +39,8 @@ def find_model(
 ) -> ServedModel:
     """The model of ``settings``, or the yard's only one.
 
-    Raises `NotAnnounced`, or `SettingsError` where the yard has several.
+    Raises `NotAnnounced`, or `SettingsError` where the yard has several, or the front end cannot
+    ask for the model's task.
     """
     announced, loaded = read_hosts(hosts, (), OwnRules()), decode_workers(workers).values()
     names = sorted(announced.profiles.keys() | {one.model for one in loaded if one.model})
@@ -65,5 +66,6 @@ def find_model(
         if not told and settings.front == "vllm":
             log.warning("no worker has loaded %r yet: it is taken for one that generates", name)
         task = next((one for one in _TASKS if one in told), "generate")
+    replace(settings, task=task)  # raises where the front end cannot ask for it
     shared = {key: one for key, one in profile.arguments.items() if key in OF_ENGINE}
     return ServedModel(name, profile.path, most, len(profile.adapters), task, shared)

@@ -104,11 +104,7 @@ class RequestReader:
         if len(name.encode()) > MAX_ID_BYTES:
             raise Refused(f"request_id: has more than {MAX_ID_BYTES} bytes")
         pooling = asked.pooling_params
-        task = (
-            _pooled(pooling, asked.prompt_token_ids)
-            if pooling
-            else _generated(asked, asked.sampling_params)
-        )
+        task = _pooled(pooling, asked.prompt_token_ids) if pooling else _generated(asked)
         request = Request(
             id=name,
             client=http_client(caller.tenant),
@@ -127,8 +123,9 @@ class RequestReader:
         return Asked(request, caller.priority_class, is_kept)
 
 
-def _generated(asked: EngineCoreRequest, given: dict[str, Any] | None) -> dict[str, Any]:
+def _generated(asked: EngineCoreRequest) -> dict[str, Any]:
     """The fields of a request that generates; raises `Refused`."""
+    given = asked.sampling_params
     if given is None:
         raise Refused("a request without parameters")
     params = _read_params(given)

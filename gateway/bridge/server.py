@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import signal
 from pathlib import Path
@@ -56,7 +55,7 @@ async def _serve(settings: BridgeSettings) -> None:
     probes = Health(settings.liveness_timeout_s)
     yard = YardHealth(queue, _WITHOUT_LEADER_S, probes)
     check = None
-    bridge = Bridge(queue, settings.vllm_version)
+    bridge = Bridge(queue)
     queue.reader.tell = bridge.has_news
     endpoint = None
     if settings.metrics_port:
@@ -66,9 +65,9 @@ async def _serve(settings: BridgeSettings) -> None:
         model = await _until_announced(queue, settings, health, stop)
         if model is None:
             return
-        dataclasses.replace(settings, task=model.task)  # checks what goes with it
         bridge.reader = RequestReader(model.name, settings.id_prefix, settings.result_ttl_s)
         bridge.task = model.task
+        bridge.form = engine_core.failure_form(settings.vllm_version, model.task)
         ready = engine_core.ready(model.max_model_len, model.adapters, settings.vllm_version)
         for address in settings.handshake:
             journal = Journal(journal_path(settings, address))

@@ -92,7 +92,6 @@ def run_unit(settings: BridgeSettings) -> int:
     model = _announced(settings, stopped)
     if model is None:
         return Exit.OK
-    settings = dataclasses.replace(settings, task=model.task)  # checks what goes with it
     command = front_command(settings.front)
     port = free_port()
     with owned_folder("tokenyard-bridge-") as folder:
@@ -104,6 +103,7 @@ def run_unit(settings: BridgeSettings) -> int:
             handshake=(f"tcp://127.0.0.1:{port}",),
             model=model.name,
             max_model_len=model.max_model_len,
+            task=model.task,
             vllm_version=_version(command, named),
             journal_dir=folder,
         )

@@ -38,5 +38,5 @@ def wire_input(ids: Sequence[int], asked: Any) -> Input:
         extra.pop(name, None)
     if extra:
         raise invalid(min(extra), "not carried through the queue")
-    prompt = list(ids)
-    return [prompt[:boundary], prompt[boundary:]] if 0 < boundary < len(prompt) else [*prompt]
+    prompt = list[Any](ids)
+    return [prompt[:boundary], prompt[boundary:]] if 0 < boundary < len(prompt) else prompt

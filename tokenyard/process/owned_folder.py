@@ -21,7 +21,6 @@ def owned_folder(prefix: str, parent: str | None = None) -> Iterator[Path]:
 
     Those with this prefix that nobody owns any more are removed.
     """
-    parent = parent or tempfile.gettempdir()
     remove_abandoned(prefix, parent)
     folder, lock = _make(prefix, parent)
     try:
@@ -44,7 +43,7 @@ def remove_abandoned(prefix: str, parent: str | None = None) -> None:
                 os.close(lock)
 
 
-def _make(prefix: str, parent: str) -> tuple[Path, int]:
+def _make(prefix: str, parent: str | None) -> tuple[Path, int]:
     """A folder and its lock; again, if another process has removed it before it was locked."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))

@@ -80,6 +80,11 @@ def test_what_cannot_pool_is_refused(given: dict[str, Any], why: str) -> None:
         BridgeSettings(redis_url=NOWHERE, task="embed", **given)
 
 
+def test_a_front_end_that_cannot_ask_for_the_task_that_a_worker_tells_is_refused() -> None:
+    with pytest.raises(SettingsError, match="end with the first failure"):
+        found("embed", vllm_version="0.31.0")
+
+
 def test_until_a_worker_has_loaded_it_the_settings_say_more() -> None:
     with pytest.raises(NotAnnounced, match="no worker has loaded 'm' yet: give task"):
         found(runner="pooling")
