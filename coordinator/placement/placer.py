@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
+from coordinator.dispatch.dispatcher import Dispatcher
 from coordinator.placement.decide import PendingLoad, Placement, Situation, place
 from coordinator.placement.devices import SERVING, Worker
 from coordinator.placement.needs import Demand
 from coordinator.roster import Roster, RosterMember
-from coordinator.routing.schedule import ScheduleWriter
+from coordinator.routing.selection import ScheduleWriter
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.protocol.control import Command
@@ -26,16 +27,6 @@ PAUSE_S: Final = 0.05
 REST: Final = 49
 
 
-class DemandSource(Protocol):
-    """The dispatcher, as far as it is needed here."""
-
-    def demands(self) -> list[Demand]:
-        """The requests that wait for each model."""
-
-    def fail_model(self, token: str, model: str, reason: str) -> None:
-        """Refuse all requests that wait for a model that no host can load."""
-
-
 class Placer:
     """Has models loaded where requests wait for them.
 
@@ -47,7 +38,7 @@ class Placer:
         self,
         scripts: Scripts,
         roster: Roster,
-        source: DemandSource,
+        dispatcher: Dispatcher,
         settings: CoordinatorSettings,
         counts: CoordinatorCounts,
         record: ScheduleWriter | None = None,
@@ -55,7 +46,7 @@ class Placer:
         self._counts = counts
         self._scripts = scripts
         self._roster = roster
-        self._source = source
+        self._dispatcher = dispatcher
         self._settings = settings
         self._record = record
         #: How long the coordinator may wait before the next turn.
@@ -76,7 +67,7 @@ class Placer:
         if self._settings.static or not self._roster.hosts:
             return
         self._begin_term(token)
-        demands = [one for one in self._source.demands() if self._is_running(one.model)]
+        demands = [one for one in self._dispatcher.demands() if self._is_running(one.model)]
         if demands:
             self.patience_s = PAUSE_S
         if self._is_due(demands):
@@ -130,7 +121,7 @@ class Placer:
         self._pending = placement.pending
         for model, reason in placement.hopeless.items():
             log.warning("no worker for %s: %s", model, reason)
-            self._source.fail_model(token, model, reason)
+            self._dispatcher.fail_model(token, model, reason)
 
     def _command(self, token: str, command: Command) -> None:
         self._scripts.command(command, token)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
-from coordinator.routing.affinity import Match
+from coordinator.routing.policies import Match
 from coordinator.routing.queued_request import RoutingFeatures
 
 #: Tokens of a block; workers report the size of their caches in tokens.

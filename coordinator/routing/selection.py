@@ -1,15 +1,28 @@
-"""The policy in force: its pure function, its turn, and the schedule that it records."""
+"""The policy in force: its pure function, its turn, and the schedule that is recorded."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from pathlib import Path
+from typing import IO, Final
 
-from coordinator.routing.affinity import NO_MATCH, Matches, megatron, prefix_affinity
+import msgspec
+from msgspec import Struct
+
 from coordinator.routing.lanes import Lanes
-from coordinator.routing.policies import Lane, Pick, least_loaded, vllm
+from coordinator.routing.policies import (
+    NO_MATCH,
+    Lane,
+    Matches,
+    Pick,
+    least_loaded,
+    megatron,
+    prefix_affinity,
+    vllm,
+)
 from coordinator.routing.prefixes import Cache, Prefixes
 from coordinator.routing.queued_request import (
     NO_FEATURES,
@@ -17,7 +30,7 @@ from coordinator.routing.queued_request import (
     RoutingFeatures,
     all_features,
 )
-from coordinator.routing.schedule import ScheduleWriter
+from tokenyard.protocol.control import Command
 from tokenyard.protocol.settings import CoordinatorSettings, PolicyName
 from tokenyard.protocol.wire import Request
 
@@ -151,3 +164,61 @@ def _pick(policy: str, lane: Lane | None, *, weighs: bool = False) -> Pick | Non
 
 def _load(lane: Lane) -> str:
     return f"load {lane.load} of {lane.limit}"
+
+
+# A record of decisions that can be compared.
+#
+# One JSON object a line, with the worker by name (incarnations differ between runs). Most lines
+# assign a request to a worker; those with ``place`` command a worker to load a model. The two are
+# numbered separately: the order of requests is reproducible, the moment of a load is not.
+
+
+class Decision(Struct, frozen=True, omit_defaults=True):
+    """One assignment."""
+
+    n: int
+    client: str
+    id: str
+    worker: str
+
+
+class Placing(Struct, frozen=True, omit_defaults=True):
+    """One command to load a model."""
+
+    n: int
+    place: str  # the verb
+    worker: str
+    model: str
+    why: str
+    devices: list[int] = msgspec.field(default_factory=list)  # of a group
+
+
+class ScheduleWriter:
+    """Appends decisions to a file, each flushed immediately."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._decisions = itertools.count()
+        self._placings = itertools.count()
+
+    def write(self, client: str, request_id: str, worker: str) -> None:
+        """Record one assignment, in the order of dispatch."""
+        self._append(Decision(next(self._decisions), client, request_id, worker))
+
+    def write_placing(self, command: Command, worker: str) -> None:
+        """Record the command to a worker, given by name, to load a model."""
+        n, devices = next(self._placings), command.devices
+        self._append(Placing(n, command.verb, worker, command.model, command.why, devices))
+
+    def _append(self, line: Decision | Placing) -> None:
+        if self._file is None:
+            self._file = self._path.open("wb")
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        if self._file:
+            self._file.close()
+            self._file = None

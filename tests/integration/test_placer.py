@@ -10,7 +10,7 @@ from coordinator.placement import placer
 from coordinator.placement.needs import Demand
 from coordinator.placement.placer import Placer
 from coordinator.roster import Roster
-from coordinator.routing.schedule import ScheduleWriter
+from coordinator.routing.selection import ScheduleWriter
 from coordinator.telemetry.counts import CoordinatorCounts
 from tests.support.builders import make_request
 from tests.support.lanes import LONG_MS, Lanes

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.routing.schedule import Decision, Placing
+from coordinator.routing.selection import Decision, Placing
 
 
 def read_decisions(path: Path) -> list[Decision]:

@@ -8,17 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.routing.affinity import (
+from coordinator.routing.policies import (
     LEAST_MATCH,
     LOPSIDED_REQUESTS,
     NEAR_REQUESTS,
+    Lane,
     Match,
     Matches,
+    Pick,
     is_lopsided,
+    least_loaded,
     megatron,
     prefix_affinity,
 )
-from coordinator.routing.policies import Lane, Pick, least_loaded
 from tests.unit.coordinator.test_policies import any_lanes, lane
 
 AFFINE = [prefix_affinity, megatron]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.routing.affinity import Match
+from coordinator.routing.policies import Match
 from coordinator.routing.prefixes import BLOCK_TOKENS, MOST_SESSIONS, Cache, Prefixes
 from coordinator.routing.queued_request import (
     MOST_BLOCKS,

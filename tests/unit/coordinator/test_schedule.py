@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordinator.routing.schedule import Decision, Placing, ScheduleWriter
+from coordinator.routing.selection import Decision, Placing, ScheduleWriter
 from tests.support.schedules import read_decisions, read_placings
 from tokenyard.protocol.control import Command
 
