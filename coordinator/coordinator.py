@@ -10,7 +10,6 @@ import threading
 
 import redis
 
-from coordinator.clock_steps import ClockSteps
 from coordinator.dispatch.admission import Admission
 from coordinator.dispatch.dispatcher import Dispatcher
 from coordinator.dispatch.intake import Intake
@@ -19,20 +18,18 @@ from coordinator.handshake import Handshake, Models, TenantPresence
 from coordinator.leadership import Leadership
 from coordinator.placement.placer import Placer
 from coordinator.recovery.cancels import CancelRequests
-from coordinator.recovery.failover import FailoverDetector
+from coordinator.recovery.failover import ClockSteps, FailoverDetector
 from coordinator.recovery.reconciler import LedgerReconciler
-from coordinator.recovery.reload_timeouts import ReloadTimeouts
 from coordinator.recovery.rescuer import Rescuer
 from coordinator.recovery.sweeper import Sweeper
-from coordinator.recovery.trial_monitor import TrialMonitor
+from coordinator.recovery.trial_monitor import ReloadTimeouts, TrialMonitor
 from coordinator.recovery.usage_pruner import UsagePruner
 from coordinator.roster import Roster
 from coordinator.routing.prefixes import Cache
 from coordinator.routing.selection import Selection
 from coordinator.telemetry.counts import CoordinatorCounts
-from coordinator.telemetry.demand import publish_demand
 from coordinator.telemetry.metrics import CoordinatorMetrics
-from coordinator.telemetry.recorder import HistoryRecorder
+from coordinator.telemetry.reports import HistoryRecorder, publish_demand
 from coordinator.telemetry.spans import QueueSpans
 from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
@@ -110,7 +107,7 @@ class Coordinator:
         self._placer = Placer(
             scripts, roster, self._dispatcher, settings, counts, self._selection.record
         )
-        self._failover = FailoverDetector(connection, scripts)
+        self._failover = FailoverDetector(scripts)
         self._rescuer = Rescuer(scripts, roster, counts)
         self._trial_monitor = TrialMonitor(
             scripts, roster, settings, has_suspects=self._dispatcher.has_suspects

@@ -1,7 +1,7 @@
 """Requests that were read from the intake and wait for a lane, by the model that serves them.
 
 However many there are, a turn costs what it places: only the comparison with Redis
-(`coordinator.dispatch.audit`) walks over all of them.
+(`coordinator.dispatch.intake`) walks over all of them.
 """
 
 from __future__ import annotations

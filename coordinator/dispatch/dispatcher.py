@@ -12,7 +12,7 @@ from coordinator.dispatch.admission import Admission, refuse, refuse_late, refus
 from coordinator.dispatch.entries import Entry, WakeupEvent
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.plan import PlannedDispatch, make_plan
-from coordinator.dispatch.wait_reasons import WaitReasons
+from coordinator.dispatch.waits import ServiceRate, WaitReasons
 from coordinator.placement.needs import Demand
 from coordinator.roster import Roster
 from coordinator.routing.lanes import Lanes
@@ -374,42 +374,3 @@ class Dispatcher:
             if item.match is not None:
                 self._counts.prefix_match.observe(item.match)
             self._spans.ended(queued, now_ms, worker=worker)
-
-
-# How fast the yard serves, from which clients get an estimate of their wait.
-
-#: Weight of the newest measurement.
-NEWEST = 0.3
-#: Shortest time (s) of a measurement.
-LEAST_S = 0.5
-
-
-class ServiceRate:
-    """Requests per second while requests had to wait: otherwise it would be their arrival rate."""
-
-    def __init__(self) -> None:
-        self.per_s = 0.0
-        self._count = 0
-        self._since = 0.0
-        self._always_busy = True
-
-    def count(self, requests: int) -> None:
-        """So many were dispatched."""
-        self._count += requests
-
-    def note(self, *, busy: bool) -> None:
-        """Whether requests wait now."""
-        self._always_busy = self._always_busy and busy
-
-    def measure(self, now: float) -> bool:
-        """End a measurement, if it is long enough, at ``now`` (s); whether the rate changed."""
-        seconds, measured = now - self._since, self._count
-        if seconds < LEAST_S:
-            return False
-        usable = self._always_busy and self._since > 0.0 and measured > 0
-        if usable:
-            newest = measured / seconds
-            old = self.per_s or newest
-            self.per_s = NEWEST * newest + (1 - NEWEST) * old
-        self._count, self._since, self._always_busy = 0, now, True
-        return usable

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from coordinator.clock_steps import ClockSteps
 from coordinator.dispatch.admission import refuse, refuse_late
 from coordinator.dispatch.entries import Entry
+from coordinator.recovery.failover import ClockSteps
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.broker.direct import ask_all

@@ -328,7 +328,7 @@ def test_a_slot_that_moves_fences_nobody_and_a_promotion_everybody(
     eventually(lambda: all(is_master(node, promoted) for node in cluster.nodes))
     with open_connection(cluster.url) as connection:
         yard = PlayedYard(connection, keys, Scripts(Yard(connection, keys)))
-        detector = FailoverDetector(connection, yard.scripts)
+        detector = FailoverDetector(yard.scripts)
         worker = yard.worker()
         assert not detector.check(yard.token)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import coordinator.dispatch.dispatcher
-import coordinator.dispatch.wait_reasons
+import coordinator.dispatch.waits
 import coordinator.roster
 from tests.support.builders import make_request
 from tests.support.lanes import Lanes, requests
@@ -61,7 +61,7 @@ class TestReasons:
 
     @pytest.fixture(autouse=True)
     def any_wait_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(coordinator.dispatch.wait_reasons, "LEAST_MS", 0.0)
+        monkeypatch.setattr(coordinator.dispatch.waits, "LEAST_MS", 0.0)
 
     def wait(self, lanes: Lanes) -> Request:
         """A request that a coordinator holds, and that has not waited for it to lead."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.telemetry import recorder
+from coordinator.telemetry import reports
 from tests.integration.operating import Opened
 from tests.support.builders import make_request, worker_json
 from tests.support.lanes import LONG_MS, Lanes, requests
@@ -36,8 +36,8 @@ def history_of(plant: Plant) -> list[HistorySample]:
 
 @pytest.fixture
 def yard(monkeypatch: pytest.MonkeyPatch, opened: Opened) -> Yard:
-    monkeypatch.setattr(recorder, "EVERY_MS", 400)
-    monkeypatch.setattr(recorder, "LEAST_MS", 50)
+    monkeypatch.setattr(reports, "EVERY_MS", 400)
+    monkeypatch.setattr(reports, "LEAST_MS", 50)
     return opened(Yard)
 
 

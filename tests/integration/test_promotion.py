@@ -13,6 +13,8 @@ from tests.support.builders import random_name
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
+from tokenyard.protocol.yard import Yard
+from tokenyard.scripts import Scripts
 
 
 def became_master(lanes: Lanes, before: str) -> None:
@@ -49,12 +51,12 @@ def test_a_leader_notices_a_promotion_without_an_error(lanes: Lanes, was_a_repli
     """Given a connection that was made again unnoticed."""
     worker = lanes.worker()
     token = lanes.scripts.lead("leader", LONG_MS)
-    detector = FailoverDetector(lanes.connection, lanes.scripts)
+    detector = FailoverDetector(lanes.scripts)
     assert detector.check(token) == 0
 
     became_master(lanes, "another")
     assert detector.check(token) == 0, "the server is the same as before"
-    assert FailoverDetector(lanes.connection, lanes.scripts).check(token) == 1
+    assert FailoverDetector(lanes.scripts).check(token) == 1
     assert lanes.connection.zscore(lanes.keys.leases, worker) == -1
 
 
@@ -63,7 +65,7 @@ def test_another_server_in_the_same_term_is_noticed(
 ) -> None:
     """Whatever was read from the one before may be otherwise there."""
     token = lanes.scripts.lead("leader", LONG_MS)
-    detector = FailoverDetector(lanes.connection, lanes.scripts)
+    detector = FailoverDetector(lanes.scripts)
     assert not detector.check(token)
 
     monkeypatch.setattr(detector, "_info", lambda: {"run_id": "another"})
@@ -78,7 +80,7 @@ def test_a_user_without_info_is_warned_once(
     rights = ("on", ">secret", "~*", "+@all", "-info")
     lanes.connection.execute_command("ACL", "SETUSER", user, *rights)
     with redis.Redis(port=broker.port, username=user, password="secret") as connection:
-        detector = FailoverDetector(connection, lanes.scripts)
+        detector = FailoverDetector(Scripts(Yard(connection, lanes.keys)))
         with caplog.at_level(logging.WARNING):
             assert [detector.check("1:leader") for _ in range(3)] == [0, 0, 0]
     lanes.connection.execute_command("ACL", "DELUSER", user)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.dispatch.dispatcher import LEAST_S, NEWEST, ServiceRate
+from coordinator.dispatch.waits import LEAST_S, NEWEST, ServiceRate
 
 
 @pytest.fixture

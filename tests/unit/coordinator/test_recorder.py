@@ -10,7 +10,7 @@ from redis.exceptions import NoPermissionError
 
 from coordinator.roster import RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
-from coordinator.telemetry.recorder import HistoryRecorder
+from coordinator.telemetry.reports import HistoryRecorder
 from tests.support.builders import make_worker_info, stored
 from tests.support.fake_clock import FakeClock
 from tokenyard.clock import BrokerTime

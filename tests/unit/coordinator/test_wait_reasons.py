@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.dispatch.wait_reasons import WaitReasons
+from coordinator.dispatch.waits import WaitReasons
 from coordinator.routing.queued_request import QueuedRequest
 
 

@@ -1,33 +1,88 @@
-"""Writes the yard's history: each 10 s what the leader sees, and what ended since the entry before.
+"""The leader's reports (`tokenyard.protocol.leader_reports`): the demand by model, and the history.
 
-Workers and this process count from their own start. So an entry has what was added while this
-leader watched, and for how many seconds that was: nothing is counted twice when a worker rejoins
-or another coordinator leads, and what nobody watched is in no entry.
+The history has each 10 s what the leader sees, and what ended since the entry before. Workers and
+this process count from their own start. So an entry has what was added while this leader watched,
+and for how many seconds that was: nothing is counted twice when a worker rejoins or another
+coordinator leads, and what nobody watched is in no entry.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
 
+import msgspec
 from redis.exceptions import NoPermissionError
 
 from coordinator.roster import Roster, RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
-from tokenyard.protocol.leader_reports import EVERY_MS, MAX_ENTRIES, HistorySample, history_fields
+from tokenyard.protocol.leader_reports import (
+    EVERY_MS,
+    FIELD,
+    MAX_ENTRIES,
+    HistorySample,
+    ModelDemand,
+    YardDemand,
+    history_fields,
+)
 from tokenyard.protocol.worker_info import WorkerTotals
+from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
+from tokenyard.telemetry.intake_ages import depths_of, queue_depths
 from tokenyard.telemetry.metrics import summed, trimmed
 
 log = logging.getLogger("tokenyard.coordinator.recorder")
 
+#: Requests that a worker takes at once, for a model of which no worker has said its lane's limit.
+USUAL_LANE: Final = 64
 #: What was watched for less has no entry of its own: its rates would mean little.
 LEAST_MS: Final = EVERY_MS // 2
 NOTHING: Final = WorkerTotals()
+
+
+def publish_demand(
+    scripts: Scripts, token: str, waiting: Mapping[str, int], roster: Roster
+) -> None:
+    """Say how many requests wait, ``waiting`` of them for each model, as far as is known."""
+    known = Counter(waiting)
+    known[""] += max(0, _count_waiting(scripts.yard) - known.total())
+    demand = YardDemand(round(roster.broker_time.now_ms), demand_of(+known, roster))
+    scripts.take_over(token, {FIELD: msgspec.json.encode(demand)})
+
+
+def _count_waiting(yard: Yard) -> int:
+    """All requests that wait: in the common intakes, and in those of tenants."""
+    pipeline = yard.connection.pipeline(transaction=False)
+    queue_depths(pipeline, yard.keys)
+    return sum(depths_of(pipeline.execute()).values())
+
+
+def demand_of(waiting: Mapping[str, int], roster: Roster) -> dict[str, ModelDemand]:
+    """What waits, runs and is pinned, by model."""
+    running: Counter[str] = Counter()
+    busy: Counter[str] = Counter()
+    limits: Counter[str] = Counter()
+    for member in roster.members.values():
+        model = member.info.model
+        running[model] += member.load
+        busy[model] += bool(member.load and member.has_lease)
+        limits[model] = max(limits[model], member.info.lane_limit)
+    pins: Counter[str] = Counter()
+    for host in (*roster.gone, *roster.hosts.values()):
+        for info in host.models:
+            pins[info.name] = max(pins[info.name], info.pin)
+    demand = {}
+    for model in sorted({*waiting, *(+running), *(+pins)}):
+        waits, runs = waiting.get(model, 0), running[model]
+        for_requests = -(-(waits + runs) // (limits[model] or USUAL_LANE))
+        workers = max(for_requests, busy[model], pins[model])
+        demand[model] = ModelDemand(waits, runs, workers)
+    return demand
 
 
 @dataclass(slots=True)
