@@ -14,6 +14,7 @@ from coordinator.dispatch.admission import Admission
 from coordinator.dispatch.dispatcher import Dispatcher
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.lane_scanner import LaneScanner
+from coordinator.dispatch.waits import QueueSpans
 from coordinator.handshake import Handshake, Models, TenantPresence
 from coordinator.leadership import Leadership
 from coordinator.placement.placer import Placer
@@ -30,7 +31,6 @@ from coordinator.routing.selection import Selection
 from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.reports import HistoryRecorder, publish_demand
-from coordinator.telemetry.spans import QueueSpans
 from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.broker.outage import Outage

@@ -14,6 +14,7 @@ from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.protocol.keys import TENANT_CAME
 from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.streams import whole
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.protocol.worker_info import OutputDefaults
 from tokenyard.protocol.yard import Yard
@@ -28,7 +29,6 @@ TENANTS_EVERY_S: Final = 60.0
 TENANTS_REST_S: Final = 0.5
 #: A yard has tenants for this long after one of them has submitted, also if none has settings.
 REMEMBERED_MS: Final = 24 * 3600 * 1000
-_MOST_DIGITS: Final = 16  # clients may write that time
 _NONE: Final[Mapping[str, OutputDefaults]] = types.MappingProxyType({})
 
 
@@ -153,8 +153,8 @@ class TenantPresence:
         (cursor, some), came_ms, (seconds, _) = pipeline.execute()
         if cursor or some:
             return True
-        is_time = came_ms is not None and came_ms.isdigit() and len(came_ms) < _MOST_DIGITS
-        return is_time and 0 <= 1000 * (seconds + 1) - int(came_ms) < REMEMBERED_MS
+        ago_ms: int = 1000 * (seconds + 1) - whole(came_ms)
+        return 0 <= ago_ms < REMEMBERED_MS
 
 
 class Handshake:

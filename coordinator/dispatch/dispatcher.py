@@ -12,14 +12,13 @@ from coordinator.dispatch.admission import Admission, refuse, refuse_late, refus
 from coordinator.dispatch.entries import Entry, WakeupEvent
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.plan import PlannedDispatch, make_plan
-from coordinator.dispatch.waits import ServiceRate, WaitReasons
+from coordinator.dispatch.waits import QueueSpans, ServiceRate, WaitReasons
 from coordinator.placement.needs import Demand
 from coordinator.roster import Roster
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.queued_request import QueuedRequest
 from coordinator.routing.selection import Selection
 from coordinator.telemetry.counts import CoordinatorCounts
-from coordinator.telemetry.spans import QueueSpans
 from tokenyard import clock
 from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import PriorityClass, class_of

@@ -1,1 +1,1 @@
-"""What the coordinator counts and traces, and how Prometheus reads it."""
+"""What the coordinator counts and reports, and how Prometheus reads it."""
