@@ -1,4 +1,4 @@
-"""Admission: which entries are requests that the yard can run."""
+"""Admission: which entries are requests that the yard can run, and when a retry is given up."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.dispatch.admission import Admission, Verdict
+from coordinator.dispatch.admission import Admission, History, Verdict, read_history
 from coordinator.dispatch.entries import Entry
 from coordinator.handshake import Models
 from coordinator.routing.queued_request import QueuedRequest
 from tests.support.builders import entry_fields, make_request
+from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Refused, SamplingParams, Unanswerable
@@ -54,23 +55,6 @@ def test_an_entry_of_the_future_came_in_now() -> None:
     queued = admit(entry_fields(make_request("q1")), entry_id="99999999-0")
 
     assert queued.since_ms == NOW_MS
-
-
-def test_a_request_without_an_id_is_unanswerable() -> None:
-    assert isinstance(admit({b"prompt": b"p"}), Unanswerable)
-
-
-def test_a_bad_request_is_refused() -> None:
-    verdict = admit({b"id": b"q1", b"prompt": b"p", b"params": b"{"})
-
-    assert verdict.code == "INVALID_REQUEST"
-
-
-def test_a_request_with_too_many_bytes_is_refused() -> None:
-    verdict = admit(entry_fields(make_request("q1", prompt="x" * 1000)))
-
-    assert verdict.code == "INVALID_REQUEST"
-    assert verdict.message.startswith("request: 10")
 
 
 def test_a_refusal_goes_where_the_reply_would_have_gone() -> None:
@@ -191,23 +175,6 @@ def test_an_entry_that_can_just_be_parsed_does_not_raise(prompt: bytes) -> None:
     assert verdicts == {QueuedRequest, Refused}
 
 
-def test_requests_for_adapters_wait_for_their_base_model() -> None:
-    def model_of(name: str) -> str:
-        fields = entry_fields(make_request(model=name))
-        verdict = admit(fields, models=("adder", "subtractor"), roman="adder")
-        assert not isinstance(verdict, Unanswerable)
-        return verdict.code if isinstance(verdict, Refused) else verdict.model
-
-    assert (model_of("roman"), model_of("adder")) == ("adder", "adder")
-    assert (model_of("subtractor"), model_of("greek")) == ("subtractor", "MODEL_UNAVAILABLE")
-
-
-def test_a_refusal_names_models_and_adapters() -> None:
-    verdict = admit(entry_fields(make_request(model="x")), roman="adder")
-
-    assert verdict.message == "model: x; served: adder, roman"
-
-
 class TestMostOutput:
     """What a request may generate at most, by which it is charged while it runs."""
 
@@ -262,3 +229,74 @@ class TestMostOutput:
         """Given a bound of the models file below its ``min_tokens``, I expect no error here."""
         fields = {b"id": b"q1", b"prompt": b"p", b"params": b'{"min_tokens":9}'}
         assert self.most(fields, only="short") == 16
+
+
+LIMITS = CoordinatorSettings(redis_url="redis://x", max_lost_alone=2)
+
+
+@pytest.mark.parametrize(
+    ("history", "trial"),
+    [
+        (History(), None),
+        (History(crashes=2), None),
+        (History(crashes=3), 0),
+        (History(crashes=1, suspected=1, trial=16), 16),
+        (History(crashes=1, suspected=1, trial=0), 0),
+        (History(crashes=4, suspected=2, trial=4), 4),
+        (History(crashes=5, suspected=2, trial=4), 0),
+        (History(crashes=9, suspected=9), None),
+        (History(faults=9), None),
+    ],
+)
+def test_the_size_of_a_suspects_next_trial(history: History, trial: int | None) -> None:
+    assert history.trial_size(LIMITS) == trial
+
+
+@pytest.mark.parametrize(
+    ("history", "choices", "code"),
+    [
+        (History(), 1, None),
+        (History(crashes=99, suspected=99), 1, None),
+        (History(lost_alone=1), 1, None),
+        (History(lost_alone=2), 1, Code.POISONED),
+        (History(crashed_alone=1), 1, None),
+        (History(crashed_alone=2), 1, Code.POISONED),
+        (History(faults=2), 1, None),
+        (History(faults=3), 1, Code.INFERENCE_ERROR),
+        (History(faults=3, crashed_alone=2), 1, Code.POISONED),
+        (History(published=9), 1, None),
+        (History(published=9, choices=9), 2, None),
+        (History(published=9, choices=8), 2, Code.WORKER_LOST),
+        (History(published=9), 2, Code.WORKER_LOST),
+        (History(crashes=1), 2, None),
+    ],
+)
+def test_when_a_request_is_given_up(history: History, choices: int, code: Code | None) -> None:
+    failure = history.failure(LIMITS, choices)
+
+    assert (failure and failure[0]) == code
+
+
+def test_the_history_is_read_from_the_fields_of_a_retry() -> None:
+    fields = {
+        b"crashes": b"1",
+        b"suspected": b"2",
+        b"crashed_alone": b"3",
+        b"lost_alone": b"4",
+        b"faults": b"5",
+        b"not_before": b"1700000000000",
+        b"reason": b"\xffwhy",
+        b"published": b"\0\0\0\0",
+        b"trial": b"16",
+        b"choices": b"\0\1",
+    }
+
+    known = History(1, 2, 3, 4, 5, 1_700_000_000_000, "\ufffdwhy", published=1, choices=2, trial=16)
+    assert read_history(fields) == known
+
+
+@pytest.mark.parametrize("forged", [b"", b"-1", b"1.5", b"9" * 16, b"\xff", b"one"])
+def test_values_that_are_not_numbers_count_as_0(forged: bytes) -> None:
+    names = (b"crashes", b"suspected", b"crashed_alone", b"lost_alone", b"faults", b"not_before")
+
+    assert read_history(dict.fromkeys(names, forged)) == History()

@@ -1,4 +1,4 @@
-"""The backlog: queues by model, back-off, deadlines, demand."""
+"""The backlog: queues by model, back-off, deadlines, demand, and when something is due."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import coordinator.dispatch.intake
 from coordinator.dispatch.admission import refuse
-from coordinator.dispatch.backlog import Backlog
+from coordinator.dispatch.backlog import MOST_STALE, Backlog, DelayQueue
+from coordinator.dispatch.intake import BacklogReconciler
 from coordinator.dispatch.shares import PriorityQueue
 from coordinator.placement.needs import Demand
 from coordinator.routing.queued_request import QueuedRequest, prompt_tokens
 from tests.support.builders import make_request
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.protocol.streams import position
 from tokenyard.protocol.wire import ChatOptions, Refused, chat_fields
 
 NOW_MS = 1_000_000.0
@@ -58,20 +61,6 @@ class TestOrder:
         assert names(backlog) == ["r"]
         assert [one.entry for one in queue] == ["s", "r"]
 
-    def test_each_model_has_a_queue(self) -> None:
-        one, two = queued("a1", model="a"), queued("b1", model="b")
-        backlog = holding(one, two, queued("a2", model="a"))
-
-        assert (names(backlog, "a"), names(backlog, "b"), names(backlog, "c")) == (
-            ["a1", "a2"],
-            ["b1"],
-            [],
-        )
-        assert set(backlog.models) == {"a", "b"}
-        backlog.remove(two)
-        assert set(backlog.models) == {"a"}
-        assert backlog.queue("b") is None
-
     def test_an_entry_that_is_read_twice_is_queued_once(self) -> None:
         backlog = holding(queued("r1"), queued("r2", deadline_ms=7), queued("r1"))
         backlog.add(queued("r2"))
@@ -96,9 +85,6 @@ class TestTime:
         assert len(backlog) == 4, "they are held until they are answered"
         assert backlog.next_ms == NOW_MS + 1
         assert [one.entry for one in backlog.late(2)] == ["suspect", "earlier"]
-
-    def test_without_deadlines_and_back_off_there_is_no_next_time(self) -> None:
-        assert holding(queued("r")).next_ms is None
 
 
 class TestDemand:
@@ -137,12 +123,6 @@ class TestDemand:
 
     def test_demand_excludes_unknown_models(self) -> None:
         assert holding(queued("r", model="")).demands(NOW_MS) == []
-
-    def test_a_cleared_backlog_is_empty(self) -> None:
-        backlog = holding(queued("r"))
-        backlog.clear()
-
-        assert (backlog.demands(NOW_MS), len(backlog), backlog.count("normal")) == ([], 0, 0)
 
 
 @given(
@@ -269,3 +249,78 @@ class TestManyTenants:
             backlog.remove(one, is_served=True)
 
         assert looks < 100 * 12
+
+
+KEYS = st.sampled_from("abcdef").map(lambda name: ("retry", name))
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), KEYS, st.integers(0, 9)),
+        st.tuples(st.just("discard"), KEYS, st.none()),
+        st.tuples(st.just("due"), st.none(), st.integers(0, 9)),
+    )
+)
+
+
+@given(STEPS)
+def test_a_delay_queue_returns_due_keys_in_order(steps: list) -> None:
+    """Against a plain mapping that is searched."""
+    delay_queue, model = DelayQueue(), {}
+    for step, key, at in steps:
+        if step == "set":
+            delay_queue.set(key, at)
+            model[key] = at
+        elif step == "discard":
+            delay_queue.discard(key)
+            model.pop(key, None)
+        else:
+            due = sorted((when, key) for key, when in model.items() if when <= at)
+            assert list(delay_queue.take_due(at)) == [key for _, key in due]
+            for _, gone in due:
+                del model[gone]
+        assert delay_queue.next_ms == min(model.values(), default=None)
+
+
+def test_discarded_keys_do_not_pile_up() -> None:
+    delay_queue: DelayQueue[tuple[str, str]] = DelayQueue()
+    delay_queue.set(("normal", "stays"), 9e15)
+
+    for number in range(10_000):
+        delay_queue.set(("normal", str(number)), 9e14)
+        delay_queue.discard(("normal", str(number)))
+
+    assert len(delay_queue._heap) <= 2 + MOST_STALE
+    assert delay_queue.next_ms == 9e15
+
+
+def entry(at: int) -> str:
+    return f"{at // 3 + 8}-{at % 3}"  # orders otherwise as text than as a place
+
+
+def audit(held: list[int], waiting: set[int]) -> list[str]:
+    """The entries found gone, page by page as the intake does it."""
+    auditing = BacklogReconciler([entry(at) for at in held])
+    gone: list[str] = []
+    ids = [entry(at) for at in sorted(waiting)]
+    for _ in range(len(held) + len(waiting) + 1):
+        if auditing.is_over:
+            return gone
+        after = auditing.after
+        first = 0 if after == "-" else ids.index(after.removeprefix("(")) + 1
+        until = [one for one in ids if position(one) <= position(auditing.last)]
+        gone += auditing.compare(until[first : first + 3])
+    pytest.fail("it does not end")
+
+
+class TestAudit:
+    """The backlog is compared with what waits, page by page."""
+
+    @pytest.fixture(autouse=True)
+    def small_pages(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(coordinator.dispatch.intake, "PAGE", 3)
+
+    @given(st.lists(st.integers(0, 30), unique=True), st.sets(st.integers(0, 30)))
+    def test_an_audit_finds_entries_that_do_not_wait(
+        self, held: list[int], waiting: set[int]
+    ) -> None:
+        """In whatever order they are held, since some may have been read again."""
+        assert audit(held, waiting) == [entry(at) for at in sorted(set(held) - waiting)]

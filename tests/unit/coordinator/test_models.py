@@ -11,20 +11,6 @@ def models(**bases: str) -> Models:
     return known
 
 
-def test_models_and_adapters_have_names() -> None:
-    known = models(b="b", a="a", roman="a")
-
-    assert known.names == ["a", "b", "roman"]
-    assert known.adapters == {"roman": "a"}
-    assert known.only == ""
-    assert [known.base_of(name) for name in ("a", "roman", "b", "c", "")] == ["a", "a", "b", "", ""]
-
-
-def test_one_model_with_adapters_is_the_only_one() -> None:
-    assert models(a="a", roman="a", greek="a").only == "a"
-    assert models().only == ""
-
-
 def test_absent_models_stay_known() -> None:
     known = models(a="a", roman="a")
 
@@ -33,18 +19,6 @@ def test_absent_models_stay_known() -> None:
     assert known.learn({"a": "a"}, {"a"})
     assert not known.learn({"a": "a"}, {"a"})
     assert known.base_of("roman") == "a"
-
-
-def test_the_only_model_is_the_only_one_that_is_there() -> None:
-    known = models(a="a")
-
-    known.learn({"b": "b"}, {"b"})
-    assert (known.only, known.served) == ("b", ["b"])
-    known.learn({}, ())
-    assert (known.only, known.served) == ("b", ["b"])
-    known.learn({"b": "b", "c": "c"}, {"b", "c"})
-    assert (known.only, known.served) == ("", ["b", "c"])
-    assert known.names == ["a", "b", "c"]
 
 
 def test_the_only_model_of_an_earlier_leader_is_that_of_its_successor() -> None:

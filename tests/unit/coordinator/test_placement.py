@@ -175,11 +175,6 @@ class TestStarvation:
 
         assert loads(decide([demand("a", wait_s=99)], workers, host(a={}, b={}))) == expected
 
-    def test_of_two_starving_models_the_longest_waiting_gets_a_device(self) -> None:
-        demands = [demand("a", 9, wait_s=40), demand("c", 1, wait_s=50)]
-
-        assert loads(decide(demands, [worker("w.1", "b", load=1)])) == [("w.1", "c")]
-
     def test_a_model_with_a_worker_takes_no_busy_device(self) -> None:
         """Given a model whose own worker is full, I expect it to wait for that one."""
         workers = [worker("v.1", "a", load=4), worker("w.2", "b", load=1, device=1)]

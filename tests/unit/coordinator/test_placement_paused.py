@@ -18,54 +18,37 @@ def stopped(one: Worker, run_state: RunState) -> Worker:
 
 
 @both
-def test_a_paused_warm_worker_gets_no_command(run_state: RunState) -> None:
-    # Given a paused warm worker on device 0, and a running one on device 1
-    workers = [stopped(worker("w.1"), run_state), worker("v.1", device=1)]
+@pytest.mark.parametrize(
+    ("paused", "others", "expected"),
+    [
+        pytest.param(worker("w.1"), [], "", id="it gets no command"),
+        pytest.param(worker("w.1"), [worker("v.1", device=1)], "v.1", id="another gets it"),
+        pytest.param(worker("w.1"), [worker("s.1")], "s.1", id="a spare of its device gets it"),
+        pytest.param(worker("w.1", "b"), [worker("s.1")], "", id="its model keeps its device"),
+        pytest.param(
+            worker("v.1", state="attached", device=1),
+            [worker("w.1", "b", group=["w", "v"])],
+            "",
+            id="its group keeps its devices",
+        ),
+        pytest.param(
+            worker("w.1", "a", state="asleep"),
+            [worker("v.1", "b", load=1), worker("u.1", device=1)],
+            "u.1",
+            id="it is not woken",
+        ),
+        pytest.param(
+            worker("w.1", "a"), [worker("v.1", device=1)], "v.1", id="its model is loaded elsewhere"
+        ),
+    ],
+)
+def test_a_paused_worker_is_left_alone(
+    paused: Worker, others: list[Worker], expected: str, run_state: RunState
+) -> None:
+    """However long requests for another model, or for its own, have waited."""
+    placement = decide([demand("a", wait_s=10 * WAIT_S)], [stopped(paused, run_state), *others])
 
-    # I expect the other to load,
-    assert loads(decide([demand("a")], workers)) == [("v.1", "a")]
-    # and none where there is no other.
-    assert loads(decide([demand("a", wait_s=2 * WAIT_S)], workers[:1])) == []
-
-
-@both
-def test_a_spare_of_the_same_device_gets_the_command(run_state: RunState) -> None:
-    workers = [stopped(worker("w.1"), run_state), worker("spare.1")]
-
-    assert loads(decide([demand("a")], workers)) == [("spare.1", "a")]
-
-
-@both
-def test_a_paused_worker_keeps_its_device(run_state: RunState) -> None:
-    # Given a device whose model is idle and paused, and a warm spare there
-    workers = [stopped(worker("w.1", "a"), run_state), worker("spare.1")]
-
-    # I expect it not to give way, however long others wait.
-    assert loads(decide([demand("b", wait_s=10 * WAIT_S)], workers)) == []
-
-
-@both
-def test_a_group_with_a_paused_member_keeps_its_devices(run_state: RunState) -> None:
-    group = {"group": ["w", "v"]}
-    workers = [
-        worker("w.1", "a", **group),
-        stopped(worker("v.1", state="attached", device=1), run_state),
-    ]
-
-    assert loads(decide([demand("b", wait_s=10 * WAIT_S)], workers)) == []
-
-
-@both
-def test_a_paused_sleeper_is_not_woken(run_state: RunState) -> None:
-    # Given a worker that sleeps with the model beside one that holds another
-    workers = [
-        stopped(worker("w.1", "a", state="asleep"), run_state),
-        worker("v.1", "b"),
-        worker("u.1", device=1),
-    ]
-
-    # I expect a warm one to load it.
-    assert loads(decide([demand("a")], workers)) == [("u.1", "a")]
+    assert loads(placement) == ([(expected, "a")] if expected else [])
 
 
 @both
@@ -75,14 +58,6 @@ def test_the_device_of_a_suspended_worker_is_not_given_away(run_state: RunState)
 
     expected = [] if run_state == "SUSPENDED" else [("spare.1", "b")]
     assert loads(decide([demand("b", wait_s=10 * WAIT_S)], workers)) == expected
-
-
-@both
-def test_a_model_of_paused_workers_is_loaded_elsewhere(run_state: RunState) -> None:
-    # Given a model whose only worker is paused, and a free device
-    workers = [stopped(worker("w.1", "a"), run_state), worker("v.1", device=1)]
-
-    assert loads(decide([demand("a")], workers)) == [("v.1", "a")]
 
 
 @both

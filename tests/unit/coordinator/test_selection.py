@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from coordinator.routing.lanes import Lanes
 from coordinator.routing.policies import Lane
 from coordinator.routing.queued_request import QueuedRequest
-from coordinator.routing.selection import Selection
-from tests.support.schedules import read_decisions
+from coordinator.routing.selection import Decision, Placing, ScheduleWriter, Selection
+from tests.support.schedules import read_decisions, read_placings
+from tokenyard.protocol.control import Command
 from tokenyard.protocol.keys import IntakeClass
 from tokenyard.protocol.settings import CoordinatorSettings
 
@@ -75,14 +76,6 @@ class TestDeterministic:
         assert give(chosen, [queued(9)], lanes("de", "other")) == "d"
         assert give(chosen, [queued(2)], lanes()) == "c"
 
-    def test_a_duplicate_takes_a_turn(self, chosen: Selection) -> None:
-        first, second = (QueuedRequest(intake="normal", entry=f"{n}-0", id="twice") for n in (1, 2))
-
-        assert give(chosen, [first], lanes()) == "a"
-        assert chosen.choose(second, lanes())
-        chosen.settle(second, None)
-        assert give(chosen, [queued(3)], lanes()) == "c"
-
     def test_an_absent_worker_is_logged_once_and_when_it_is_back(
         self, chosen: Selection, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -114,3 +107,30 @@ def test_only_carried_out_decisions_are_recorded(tmp_path: Path) -> None:
     chosen.close()
 
     assert [decision.id for decision in read_decisions(tmp_path / "record")] == ["normal1"]
+
+
+def place(writer: ScheduleWriter, model: str, *devices: int) -> None:
+    command = Command(verb="load", worker="a.1", model=model, devices=[*devices], why="it waits")
+    writer.write_placing(command, "a")
+
+
+def test_commands_to_load_models_are_recorded_between_requests(tmp_path: Path) -> None:
+    writer = ScheduleWriter(tmp_path / "one")
+    place(writer, "adder")
+    writer.write("anon", "q1", "a")
+    place(writer, "large", 0, 1)
+    writer.write("anon", "q2", "b")
+    writer.close()
+    writer.close()
+
+    assert read_decisions(tmp_path / "one") == [
+        Decision(0, "anon", "q1", "a"),
+        Decision(1, "anon", "q2", "b"),
+    ]
+    assert read_placings(tmp_path / "one") == [
+        Placing(0, "load", "a", "adder", "it waits"),
+        Placing(1, "load", "a", "large", "it waits", [0, 1]),
+    ]
+    first, second, *_ = (tmp_path / "one").read_bytes().splitlines()
+    assert first == b'{"n":0,"place":"load","worker":"a","model":"adder","why":"it waits"}'
+    assert second == b'{"n":0,"client":"anon","id":"q1","worker":"a"}'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import pytest
 
 from coordinator.dispatch.backlog import ModelQueue
-from coordinator.dispatch.tenant_shares import USUAL_AT_FIRST, TenantShares
+from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.routing.queued_request import QueuedRequest
-from tokenyard.protocol.tenants import TenantSettings
 
 
 def queued(tenant: str, number: int, **fields: Any) -> QueuedRequest:
@@ -50,27 +48,6 @@ class TestOrder:
 
         assert order(queue, 7) == "bbbabab"
 
-    def test_weights_divide_what_each_is_charged(self) -> None:
-        shares = in_line({"a": 0.0, "b": 0.0, "c": 0.0})
-        for name, weight in (("a", 1.0), ("b", 2.0), ("c", 4.0)):
-            shares.configure(name, TenantSettings(weight=weight))
-
-        served = Counter(order(holding(shares, flood("a", "b", "c")), 70))
-
-        assert served == {"a": 10, "b": 20, "c": 40}
-
-    def test_long_requests_count_for_more(self) -> None:
-        shares = in_line({"a": 0.0, "b": 0.0})
-        shares.state("b").usual = 60
-        long = [queued("b", number, tokens=30, max_output=60) for number in range(99)]
-
-        assert Counter(order(holding(shares, [*flood("a"), *long]), 40)) == {"a": 30, "b": 10}
-
-    def test_those_without_a_tenant_stand_in_line_as_one(self) -> None:
-        queue = holding(in_line({"": 0.0, "a": 0.0}), flood("a", ""))
-
-        assert order(queue, 6) == "-a-a-a"
-
     def test_without_a_line_there_are_no_tenants(self) -> None:
         shares = TenantShares()
         queue = holding(shares, flood(""))
@@ -83,14 +60,6 @@ class TestOrder:
         queue = holding(in_line({"a": 0.0, "b": 0.0}), [*flood("a", "b"), *retries])
 
         assert order(queue, 8) == "aaabbbab"
-
-    def test_classes_have_their_shares_inside_a_tenant(self) -> None:
-        low = [queued("a", number, intake="low:a") for number in range(100)]
-        queue = holding(in_line({"a": 0.0}), [*low, *flood("a")])
-
-        served = [one.intake for one in islice(queue.others, 50)]
-
-        assert Counter(served) == {"normal:a": 40, "low:a": 10}
 
     def test_what_another_model_gets_in_this_turn_counts(self) -> None:
         shares = in_line({"a": 0.0, "b": 0.0})
@@ -122,22 +91,6 @@ class TestHorizon:
         assert order(holding(shares, [*flood("a", count=2), *flood("b")])) == "aa"
 
 
-class TestLimits:
-    def test_a_tenant_at_its_limit_is_passed_over(self) -> None:
-        shares = in_line({"a": 0.0, "b": 0.0})
-        shares.configure("a", TenantSettings(max_running_requests=3))
-        shares.count("a", usual=32, running=1)
-
-        assert order(holding(shares, flood("a", "b")), 8) == "ababbbbb"
-
-    def test_a_tenant_at_its_limit_does_not_hide_those_behind(self) -> None:
-        shares = in_line({"a": 0.0}, has_more=True)
-        shares.configure("a", TenantSettings(max_running_requests=1))
-        shares.count("a", usual=32, running=1)
-
-        assert order(holding(shares, flood("a", "b")), 3) == "bbb"
-
-
 class TestCharge:
     @pytest.mark.parametrize(
         ("max_output", "usual", "expected"), [(20, 512.0, 50.0), (4000, 100.0, 210.0)]
@@ -149,11 +102,6 @@ class TestCharge:
         shares.state("a").usual = usual
 
         assert shares.amount(queued("a", 1, max_output=max_output)) == expected
-
-    def test_a_new_tenant_is_charged_a_common_length(self) -> None:
-        amount = in_line({"a": 0.0}).amount(queued("a", 1, max_output=10**9))
-
-        assert amount == 10 + 2 * USUAL_AT_FIRST
 
     def test_a_dispatched_request_counts_at_once(self) -> None:
         shares = in_line({"a": 0.0})

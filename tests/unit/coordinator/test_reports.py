@@ -17,6 +17,7 @@ from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.leader_reports import HistorySample, parse_history
 from tokenyard.protocol.worker_info import WorkerTotals
+from tokenyard.telemetry.metrics import BUCKETS_S
 
 START_MS = 1_000_000_000.0
 LEASE_MS = 2 * START_MS
@@ -159,3 +160,11 @@ def test_a_user_who_may_not_write_it_costs_a_warning(
 
     assert [one.levelname for one in caplog.records] == ["WARNING"]
     assert bench.written == []
+
+
+def test_a_count_at_a_bound_of_a_bucket_is_within() -> None:
+    counts = CoordinatorCounts()
+    for seconds in (0.0, 0.001, 240.0, 241.0):
+        counts.assign.observe(seconds)
+
+    assert counts.assign.counts == [2, *[0] * (len(BUCKETS_S) - 2), 1, 1]
