@@ -12,11 +12,9 @@ from coordinator.leadership import Leadership
 from gateway.http.incoming import read_deadline
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import _DEADLINE_MARGIN_S, YardQueue
-from tests.integration.operating import Opened
-from tests.integration.turned_yard import TurnedYard
 from tests.support.builders import make_request
 from tests.support.fake_clock import FakeClock
-from tests.support.lanes import LONG_MS
+from tests.support.lanes import LONG_MS, Lanes
 from tokenyard import clock
 from tokenyard.protocol.replies import to_result
 from tokenyard.telemetry.health import Health
@@ -27,16 +25,16 @@ ABOUT_MS = 60_000
 
 
 @pytest.fixture
-def yard(opened: Opened) -> TurnedYard:
-    return opened(TurnedYard)
+def yard(lanes: Lanes) -> Lanes:
+    return lanes
 
 
-def state(yard: TurnedYard, request_id: str, client: str = "anon") -> object:
+def state(yard: Lanes, request_id: str, client: str = "anon") -> object:
     """The state of a request; None while it has no ledger."""
     return yard.connection.hget(yard.keys.ledger(client, request_id), "state")
 
 
-def before_the_step(yard: TurnedYard, leader: Coordinator, step_ms: int) -> int:
+def before_the_step(yard: Lanes, leader: Coordinator, step_ms: int) -> int:
     """Have a leader know the broker's clock as it was before somebody set it; that time in ms."""
     old_ms = yard.now_ms - step_ms
     broker_time = leader._roster.broker_time
@@ -45,15 +43,15 @@ def before_the_step(yard: TurnedYard, leader: Coordinator, step_ms: int) -> int:
     return old_ms
 
 
-def gone_of(yard: TurnedYard, worker: str) -> list[tuple[str, str]]:
+def gone_of(yard: Lanes, worker: str) -> list[tuple[str, str]]:
     """Where the leases are of those who are gone."""
     return [(yard.keys.leases, worker), (yard.keys.clients, "gone")]
 
 
 @pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS], ids=["ahead", "back"])
-def test_leases_and_deadlines_last_as_long_as_before(yard: TurnedYard, step_ms: int) -> None:
+def test_leases_and_deadlines_last_as_long_as_before(yard: Lanes, step_ms: int) -> None:
     # Given a worker, a client and requests, whose leases and deadlines are by the clock of before
-    leader = yard.leader()
+    leader = yard.take_lead()
     worker = yard.worker(lane_limit=1, lease_ms=LONG_MS)
     gone = yard.worker("gone", lane_limit=0)
     old_ms = before_the_step(yard, leader, step_ms)
@@ -92,7 +90,7 @@ def test_leases_and_deadlines_last_as_long_as_before(yard: TurnedYard, step_ms: 
     assert state(yard, "in-time") in {None, b"assigned"}
 
 
-def test_until_the_leader_knows_nothing_ends(yard: TurnedYard) -> None:
+def test_until_the_leader_knows_nothing_ends(yard: Lanes) -> None:
     yard.scripts.submit("normal", [make_request("q", deadline_ms=1)], watched="ann")
     told = yard.now_ms
     for wrong in (told + HOUR_MS, told - HOUR_MS):
@@ -107,11 +105,11 @@ class TestLead:
     LEASE_MS = 9_000
 
     @pytest.fixture
-    def standby(self, yard: TurnedYard) -> Leadership:
+    def standby(self, yard: Lanes) -> Leadership:
         return Leadership(yard.scripts, "two", self.LEASE_MS)
 
     def test_a_lease_that_does_not_move_ends(
-        self, yard: TurnedYard, standby: Leadership, fake_clock: FakeClock
+        self, yard: Lanes, standby: Leadership, fake_clock: FakeClock
     ) -> None:
         # Given a leader that has died, and a clock that was set back by an hour since
         yard.scripts.lead("one", self.LEASE_MS)
@@ -130,7 +128,7 @@ class TestLead:
         assert yard.connection.pttl(yard.keys.leader) <= self.LEASE_MS
 
     def test_a_lease_longer_than_our_own_may_stand_still_for_longer(
-        self, yard: TurnedYard, standby: Leadership, fake_clock: FakeClock
+        self, yard: Lanes, standby: Leadership, fake_clock: FakeClock
     ) -> None:
         yard.scripts.lead("one", LONG_MS)
         assert not standby.keep()
@@ -140,7 +138,7 @@ class TestLead:
         assert standby.keep()
 
     def test_a_lease_that_moves_is_not_taken(
-        self, yard: TurnedYard, standby: Leadership, fake_clock: FakeClock
+        self, yard: Lanes, standby: Leadership, fake_clock: FakeClock
     ) -> None:
         token = yard.scripts.lead("one", HOUR_MS)
         for extended in range(20):
@@ -154,7 +152,7 @@ class TestGateway:
 
     @pytest.mark.parametrize("step_s", [3600.0, -3600.0])
     def test_a_step_of_its_clock_moves_no_deadline(
-        self, yard: TurnedYard, redis_url: str, fake_clock: FakeClock, step_s: float
+        self, yard: Lanes, redis_url: str, fake_clock: FakeClock, step_s: float
     ) -> None:
         async def deadlines() -> tuple[int | None, float | None]:
             queue = YardQueue(redis_url, yard.keys.yard)

@@ -16,7 +16,6 @@ from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from tokenyard.protocol import leader_reports
 from tokenyard.protocol.leader_reports import FIELD
-from tokenyard.scripts.client import submit
 
 pytestmark = pytest.mark.valkey_only
 
@@ -31,8 +30,7 @@ class Yard(Lanes):
         self.coordinator(metrics_host="127.0.0.1", metrics_port=self.port, **values)
 
     def submit(self, count: int, **fields: Any) -> None:
-        requests = [make_request(**fields) for _ in range(count)]
-        self.scripts.call(submit(self.keys, "normal", requests))
+        self.scripts.submit("normal", [make_request(**fields) for _ in range(count)])
 
     def scale(self, query: str = "") -> dict[str, Any]:
         url = f"http://127.0.0.1:{self.port}/scale{query}"

@@ -273,20 +273,3 @@ class TestDeterministic:
                 lanes.serve(workers, 8)
 
         assert read_decisions(tmp_path / "one") == read_decisions(tmp_path / "two")
-
-
-class TestDeletedIntake:
-    def test_entries_with_ids_below_those_that_were_read_are_dispatched(self, lanes: Lanes) -> None:
-        # Given a leader that has read an intake
-        worker = lanes.worker()
-        lanes.coordinator()
-        first = lanes.push(requests(1))
-        lanes.wait_for_load(worker, 1)
-
-        # If somebody deletes that, and its ids begin again
-        intake = lanes.keys.intake("normal")
-        lanes.connection.delete(intake)
-        lanes.connection.xadd(intake, {"id": "early", "prompt": "p"}, id="5-1")
-
-        # I expect the leader to find what comes then.
-        assert lanes.wait_for_load(worker, 2) == [*first, "early"]

@@ -14,9 +14,8 @@ from coordinator.coordinator import Coordinator
 from coordinator.dispatch.admission import refuse
 from coordinator.dispatch.entries import Entry
 from tests.integration.operating import Opened
-from tests.integration.turned_yard import TurnedYard
 from tests.support.builders import make_request, worker_json
-from tests.support.lanes import LONG_MS
+from tests.support.lanes import LONG_MS, Lanes
 from tests.support.waiting import eventually
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
@@ -29,7 +28,7 @@ from tokenyard.protocol.worker_info import HostInfo, ModelInfo, encode_host
 ROUND = sum(CLASS_WEIGHTS.values())
 
 
-class Yard(TurnedYard):
+class Yard(Lanes):
     """A yard whose host may load several models."""
 
     def host(self, *models: str, **adapters: str) -> str:
@@ -104,7 +103,7 @@ class TestNoneHidesAnother:
     def test_requests_run_behind_many_for_a_model_that_has_left(self, yard: Yard) -> None:
         # Given a yard that knows a model that no host may load now
         worker = yard.worker("a", model="a")
-        leading = yard.leader(max_batch=8)
+        leading = yard.take_lead(max_batch=8)
         yard.scripts.retire(worker, "left")
         free = yard.worker("b", model="b")
         turns(leading, 2)
@@ -119,7 +118,7 @@ class TestNoneHidesAnother:
     def test_models_take_turns_where_a_batch_is_too_small_for_all(self, yard: Yard) -> None:
         # Given far more requests for two models than one turn dispatches
         yard.host("a", "b")
-        leading = yard.leader(max_batch=4)
+        leading = yard.take_lead(max_batch=4)
         yard.ask("a", 8)
         yard.ask("b", 8)
         turns(leading, 6)
@@ -139,7 +138,7 @@ class TestNoneHidesAnother:
     def test_low_is_not_starved_in_either_of_two_models(self, yard: Yard) -> None:
         # Given two models that are served in turns, one request each time
         yard.host("a", "b")
-        leading = yard.leader(max_batch=1)
+        leading = yard.take_lead(max_batch=1)
         for model in "ab":
             yard.ask(model, 3 * ROUND, "high")
             yard.ask(model, 1, "low")
@@ -156,7 +155,7 @@ class TestNoneHidesAnother:
 class TestDemand:
     def test_demand_is_known_in_the_turn_that_reads_a_request(self, yard: Yard) -> None:
         yard.host("a", "b")
-        leading = yard.leader()
+        leading = yard.take_lead()
 
         yard.ask("a", 2)
         yard.ask("b", 1, tokens=[1] * 10)
@@ -168,7 +167,7 @@ class TestDemand:
 
     def test_dispatched_requests_are_no_demand(self, yard: Yard) -> None:
         yard.host("a", "b")
-        leading = yard.leader()
+        leading = yard.take_lead()
         yard.ask("a", 5)
         turns(leading, 1)
 
@@ -180,7 +179,7 @@ class TestDemand:
     def test_cancelled_requests_are_no_demand(self, yard: Yard) -> None:
         # Given requests for a model that no worker holds
         yard.host("a", "b")
-        leading = yard.leader()
+        leading = yard.take_lead()
         submitted = _requests("a", 6, "s")
         yard.scripts.submit("normal", submitted)
         turns(leading, 2)
@@ -199,7 +198,7 @@ class TestDemand:
     def test_requests_answered_by_another_leave_the_backlog(self, yard: Yard) -> None:
         # Given a queued request that the sweeper finds
         yard.host("a", "b")
-        leading = yard.leader()
+        leading = yard.take_lead()
         (name,) = yard.ask("a", 1)
         turns(leading, 1)
         (waiting,) = leading._intake.backlog.queue("a")
@@ -215,7 +214,7 @@ class TestDemand:
 class TestNames:
     def test_the_handshake_names_models_that_a_host_may_load(self, yard: Yard) -> None:
         yard.host("a", "b", roman="a")
-        yard.leader()
+        yard.take_lead()
 
         assert yard.info("models") == ["a", "b", "roman"]
         assert yard.info("adapters") == {"roman": "a"}
@@ -223,7 +222,7 @@ class TestNames:
 
     def test_one_model_is_the_default_whatever_its_adapters(self, yard: Yard) -> None:
         yard.host("a", roman="a")
-        leading = yard.leader()
+        leading = yard.take_lead()
 
         yard.push([make_request("r")])
         turns(leading, 1)
@@ -234,7 +233,7 @@ class TestNames:
     def test_a_request_for_an_adapter_goes_to_its_base_model(self, yard: Yard) -> None:
         yard.host("a", "b", roman="a")
         base, other = yard.worker("a", model="a"), yard.worker("b", model="b")
-        leading = yard.leader()
+        leading = yard.take_lead()
 
         ids = yard.ask("roman", 2)
         turns(leading, 2)
@@ -245,7 +244,7 @@ class TestNames:
     @pytest.mark.parametrize("model", ["c", ""])
     def test_an_unknown_model_is_refused(self, yard: Yard, model: str) -> None:
         yard.host("a", "b", roman="a")
-        leading = yard.leader()
+        leading = yard.take_lead()
 
         yard.push([make_request("r", model=model)])
         turns(leading, 1)
@@ -257,9 +256,9 @@ class TestNames:
     def test_models_stay_known_when_their_host_is_absent(self, yard: Yard) -> None:
         # Given a host that has gone, and a coordinator that has never seen it
         warm = yard.host("a", "b", roman="a")
-        yard.leader()._close()
+        yard.take_lead()._close()
         yard.scripts.retire(warm, "left")
-        leading = yard.leader(name="next")
+        leading = yard.take_lead(name="next")
 
         yard.ask("roman", 2)
         turns(leading, 1)
@@ -274,7 +273,7 @@ class TestNames:
         gone = ModelInfo(name="a", adapters=["roman"])
         yard.scripts.publish_host(HostInfo(name="gone", models=[gone]))
         yard.host("b")
-        leading = yard.leader(static=False)
+        leading = yard.take_lead(static=False)
         assert yard.info("models") == ["a", "b", "roman"]
         assert yard.connection.hget(yard.keys.info, "default_model") == b"b"
 
@@ -291,7 +290,7 @@ class TestNames:
 
     def test_early_requests_are_admitted_again_once_models_are_known(self, yard: Yard) -> None:
         # Given requests that came before the first host
-        leading = yard.leader()
+        leading = yard.take_lead()
         yard.ask("roman", 1)
         yard.ask("c", 1)
         yard.push([make_request("none")])
@@ -309,7 +308,7 @@ class TestGivenUp:
     def test_requests_for_a_hopeless_model_are_refused(self, yard: Yard) -> None:
         # Given requests of all classes for a model, and for another
         yard.host("a", "b", roman="a")
-        leading = yard.leader(max_batch=4)
+        leading = yard.take_lead(max_batch=4)
         ids = yard.ask("a", 6) + yard.ask("roman", 1, "low") + yard.ask("a", 2, "high")
         yard.ask("b", 2)
         turns(leading, 4)
@@ -336,7 +335,7 @@ class TestDeadlines:
         # Given ten requests that become late in the backlog, and no sweeper
         monkeypatch.setattr(coordinator.recovery.sweeper, "EVERY_S", 1e9)
         yard.host("a", "b")
-        leading = yard.leader(max_batch=4)
+        leading = yard.take_lead(max_batch=4)
         deadline_ms = int(time.time() * 1000) + 60_000
         ids = yard.ask("a", 10, deadline_ms=deadline_ms)
         turns(leading, 4)

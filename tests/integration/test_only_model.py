@@ -6,14 +6,14 @@ import pytest
 
 from coordinator.coordinator import Coordinator
 from tests.integration.operating import Opened
-from tests.integration.turned_yard import TurnedYard
 from tests.support.builders import make_delta, make_request
+from tests.support.lanes import Lanes
 from tests.support.waiting import eventually
 from tokenyard.protocol.replies import to_result
 from tokenyard.scripts.answers import Publication
 
 
-class Yard(TurnedYard):
+class Yard(Lanes):
     """A yard with static workers that may leave."""
 
     def leave(self, worker: str, leading: Coordinator) -> None:
@@ -48,7 +48,7 @@ def turned_to(yard: Yard, leading: Coordinator, model: str) -> None:
 def test_a_model_that_is_gone_does_not_compete(yard: Yard) -> None:
     # Given a yard that once had another model
     old = yard.worker("old", model="old")
-    leading = yard.leader()
+    leading = yard.take_lead()
     yard.leave(old, leading)
     new = yard.worker("new", model="new")
     turned_to(yard, leading, "new")
@@ -60,7 +60,7 @@ def test_a_model_that_is_gone_does_not_compete(yard: Yard) -> None:
 
 def test_a_request_waits_while_nobody_is_there_also_for_a_successor(yard: Yard) -> None:
     # Given a yard that has had two models, the second of which was the only one
-    leading = yard.leader()
+    leading = yard.take_lead()
     yard.leave(yard.worker("old", model="old"), leading)
     worker = yard.worker("new", model="new")
     turned_to(yard, leading, "new")
@@ -69,7 +69,7 @@ def test_a_request_waits_while_nobody_is_there_also_for_a_successor(yard: Yard) 
     (nameless,) = yard.push([make_request("nameless")])
     leading.run_once()
     leading._close()
-    successor = yard.leader(name="successor")
+    successor = yard.take_lead(name="successor")
     successor.run_once()
 
     assert [(one.model, one.requests) for one in successor._dispatcher.demands()] == [("new", 1)]
@@ -79,7 +79,7 @@ def test_a_request_waits_while_nobody_is_there_also_for_a_successor(yard: Yard) 
 
 def test_of_several_none_is_meant(yard: Yard) -> None:
     # Given two models, and one that is gone
-    leading = yard.leader()
+    leading = yard.take_lead()
     yard.leave(yard.worker("old", model="old"), leading)
     yard.worker("a", model="a")
     turned_to(yard, leading, "a")
@@ -97,7 +97,7 @@ def test_of_several_none_is_meant(yard: Yard) -> None:
 def test_an_answer_goes_on_with_the_model_that_began_it(yard: Yard, tokens: tuple[int]) -> None:
     # Given a request that names no model and runs, perhaps with published tokens
     first = yard.worker("first", model="old")
-    leading = yard.leader()
+    leading = yard.take_lead()
     (nameless,) = yard.push([make_request("nameless", stream=True)])
     eventually(lambda: leading.run_once() or yard.ids(first) == [nameless])
     (assignment,) = yard.lane(first)

@@ -290,34 +290,22 @@ class TestTakeover:
 
 
 class TestWholeCoordinator:
-    def test_requests_go_where_their_model_was_loaded(self, lanes: Lanes) -> None:
+    def test_requests_go_where_their_model_was_loaded(self, lanes: Lanes, tmp_path: Path) -> None:
         # Given a warm worker, and a request for a model without a worker
         lanes.host("adder", "subtractor")
         worker = lanes.warm()
-        lanes.coordinator()
+        lanes.coordinator(record=tmp_path / "record")
         lanes.push([make_request("q1", model="adder")])
 
         # I expect it to be commanded once to load the model,
         (command,) = eventually(lanes.commands)
         assert (command.worker, command.model) == (worker, "adder")
 
-        # and then to get the request.
+        # which is recorded beside the dispatches, and then to get the request.
         lanes.show(worker, state="loading", model="adder")
         lanes.show(worker, state="ready", model="adder")
         assert lanes.wait_for_load(worker, 1) == ["q1"]
         assert len(lanes.commands()) == 1
-
-    def test_decisions_are_recorded_beside_the_dispatches(
-        self, lanes: Lanes, tmp_path: Path
-    ) -> None:
-        lanes.host("adder")
-        worker = lanes.warm()
-        lanes.coordinator(record=tmp_path / "record")
-        lanes.push([make_request("q1", model="adder")])
-        eventually(lanes.commands)
-        lanes.show(worker, state="ready", model="adder")
-        lanes.wait_for_load(worker, 1)
-
         (placing,) = read_placings(tmp_path / "record")
         assert (placing.place, placing.worker, placing.model) == ("load", "w", "adder")
-        assert placing.why
+        assert placing.why == command.why

@@ -23,22 +23,6 @@ def yard(opened: Opened) -> TenantYard:
 
 
 class TestShares:
-    @pytest.mark.long
-    def test_a_flood_of_one_tenant_does_not_delay_another(self, yard: TenantYard) -> None:
-        # Given a tenant with hundreds of waiting requests
-        worker = yard.worker(lane_limit=1)
-        yard.ask("flood", 400)
-        yard.lead()
-
-        # If another one asks now and then
-        served = yard.run(worker, 3)
-        for _ in range(5):
-            yard.ask("light")
-            served += yard.run(worker, 3)
-
-            # I expect it to be next each time, or the one after that: it starts where they are.
-            assert tenants(served[-3:])["light"] == 1
-
     def test_shares_follow_the_weights(self, yard: TenantYard) -> None:
         worker = yard.worker(lane_limit=4)
         for name, weight in (("a", 1), ("b", 2), ("c", 4)):
@@ -321,12 +305,3 @@ class TestWithoutTenants:
         assert [command.split()[0] for command in sent] == TURN, sent
         [call] = [command for command in sent if f"EVALSHA {digest('dispatch')}" in command]
         assert not any(word in call for word in ("tenant", "line", "service"))
-
-
-def test_the_common_intakes_stand_in_line_beside_a_tenant(yard: TenantYard) -> None:
-    yard.worker(lane_limit=0)
-    yard.ask("", 3)
-    yard.ask("a", 3)
-    yard.lead()
-
-    assert sorted(yard.line()) == ["", "a"]

@@ -87,6 +87,14 @@ class Lanes(Yard):
         self._coordinators.append(coordinator)
         return self._stack.enter_context(running(coordinator))
 
+    def take_lead(self, **values: Any) -> Coordinator:
+        """A coordinator that has no thread and has had its first turn; it places no models."""
+        turned = {"block_ms": 20, "lease_ms": 60_000, "static": True}
+        coordinator = Coordinator(self.settings(**(turned | values)))
+        self._stack.callback(coordinator._close)
+        coordinator.run_once()
+        return coordinator
+
     # Workers
 
     def worker(

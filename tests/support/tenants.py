@@ -16,8 +16,7 @@ from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.replies import Usage
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams
-from tokenyard.scripts.answers import Acceptance, Publication
-from tokenyard.scripts.client import submit
+from tokenyard.scripts.answers import Publication
 
 #: So many turns in a row must change nothing before a yard is at rest.
 CALM = 3
@@ -89,14 +88,8 @@ class TenantYard(Lanes):
                     **fields,
                 )
             )
-        self.submit(requests, priority_class)
+        self.scripts.submit(priority_class, requests)
         return requests
-
-    def submit(
-        self, requests: Sequence[Request], priority_class: PriorityClass = "normal"
-    ) -> list[Acceptance]:
-        """By the script."""
-        return self.scripts.call(submit(self.keys, priority_class, requests))
 
     def line(self) -> dict[str, float]:
         """The tenants in line, with their service."""
