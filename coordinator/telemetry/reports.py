@@ -112,28 +112,19 @@ class HistoryRecorder:
 
     def run_once(self, token: str) -> None:
         """Look at the roster, and write an entry when that is due."""
-        if token != self._token:
-            self._begin(token)
+        if token != self._token:  # what was counted before belongs to another leader
+            self._token, self._is_allowed = token, True
+            self._watch()
         elif self._roster.members is not self._members:
-            self._look()
+            self._members = self._roster.members
+            self._totals.update((worker, one.info.tally) for worker, one in self._members.items())
         if clock.monotonic() >= self._due_s and self._is_allowed:
             self._write()
-
-    def _look(self) -> None:
-        self._members = self._roster.members
-        self._totals.update((worker, one.info.tally) for worker, one in self._members.items())
-
-    def _begin(self, token: str) -> None:
-        """What was counted before belongs to another leader."""
-        self._token = token
-        self._is_allowed = True
-        self._totals = {}
-        self._look()
-        self._watch()
 
     def _watch(self) -> None:
         """Begin the time of the next entry, which ends at a whole number of 10 s."""
         now_ms, now_s = self._roster.broker_time.now_ms, clock.monotonic()
+        self._members = self._roster.members
         self._totals = {worker: one.info.tally for worker, one in self._members.items()}
         self._watched = Watched(
             now_s, self._totals.copy(), self._ends(), self._deaths(), self._waits()

@@ -95,8 +95,7 @@ class TenantChoice:
 # What tenants used while this coordinator led, from ``usage:<tenant>``, for counters.
 #
 # Those hashes count by day and are pruned, so their sums may fall. Here only what was added between
-# two looks counts, so a counter grows as long as the process lives, and what another coordinator
-# has
+# two looks counts: a counter grows as long as the process lives, and what another coordinator has
 # seen is not counted a second time.
 
 #: What counts as expired, and for scripts as failed.
