@@ -21,8 +21,7 @@ from tokenyard.batch import (
     UnreadableFile,
     stream_batch,
 )
-from tokenyard.batch.progress import LineCount
-from tokenyard.batch.runner import Runner
+from tokenyard.batch.runner import LineCount, Runner
 from tokenyard.batch.state import RequestCounts, load_state
 from tokenyard.cli.batch.run import _shown
 from tokenyard.protocol.errors import InvalidRequest, NoCoordinator, SettingsError

@@ -16,8 +16,7 @@ from msgspec import Struct
 from tokenyard.batch.answers import LineError, read_line_number
 from tokenyard.batch.lines import BadLine, ParsedLine
 from tokenyard.batch.state import BatchSpec
-from tokenyard.batch.tables import Row, RowAnswer
-from tokenyard.batch.templates import fill_template
+from tokenyard.batch.tables import Row, RowAnswer, fill_template
 from tokenyard.client import checks
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.media import MAX_MEDIA_BYTES
