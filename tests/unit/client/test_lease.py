@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_delta, make_result
-from tokenyard.client.lease import RENEW_EVERY_S, ClientLease
 from tokenyard.client.pending import PendingRequest
+from tokenyard.client.state import RENEW_EVERY_S, ClientLease
 from tokenyard.protocol.errors import UnknownRequest, WaitTimeout
 
 
@@ -67,7 +67,7 @@ def test_a_forgotten_request_has_not_ended() -> None:
 def test_many_ended_requests_are_reported_before_the_lease_is_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tokenyard.client.lease.MANY_ENDED", 2)
+    monkeypatch.setattr("tokenyard.client.state.MANY_ENDED", 2)
     client_lease, requests = attended("a", "b", "c")
     for pending in requests[:2]:
         assert not client_lease.is_due(0.0)
