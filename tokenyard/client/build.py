@@ -12,8 +12,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from tokenyard.client import checks
-from tokenyard.client.durability import Durability, check_durability
-from tokenyard.client.options import OWN_OPTIONS, Item, Messages, Prompt
+from tokenyard.client.options import OWN_OPTIONS, Durability, Item, Messages, Prompt
 from tokenyard.client.tokenization import PROMPT_TAIL, LocalText, Tokenizer
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.digest import Recipe, defaults_among
@@ -248,7 +247,7 @@ class RequestBuilder:
                 priority_class,
                 refuse_late,
                 bool(options.get("cancel_on_disconnect")),
-                check_durability(options.get("durability", "memory")),
+                checks.check_durability(options.get("durability", "memory")),
             ),
             silent,
             Recipe(
