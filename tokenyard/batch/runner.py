@@ -15,8 +15,7 @@ import redis
 from tokenyard import clock
 from tokenyard.batch.asking import Asking, AskingFactory, Ending, by_client
 from tokenyard.batch.files import UnreadableFile
-from tokenyard.batch.input_scan import id_of
-from tokenyard.batch.opening import OpenJob, check_same, open_job
+from tokenyard.batch.opening import OpenJob, check_same, id_of, open_job
 from tokenyard.batch.outputs import FLUSH_EVERY_S
 from tokenyard.batch.requests import check_params, read_input
 from tokenyard.batch.rows import read_answers
