@@ -23,18 +23,14 @@ def test_without_requests_there_is_nothing_to_tell() -> None:
     assert not client_lease.is_due(1e9)
 
 
-def test_the_lease_is_renewed_in_time() -> None:
-    client_lease, _ = attended("q", now=100.0)
+def test_the_lease_is_renewed_in_time_and_by_each_submission() -> None:
+    client_lease, requests = attended("q", now=100.0)
     assert not client_lease.is_due(100.0 + RENEW_EVERY_S / 2)
     assert client_lease.is_due(100.0 + RENEW_EVERY_S)
     assert client_lease.take_ended(100.0 + RENEW_EVERY_S) == []
     assert not client_lease.is_due(100.0 + RENEW_EVERY_S)
-
-
-def test_submitting_renews_it_too() -> None:
-    client_lease, requests = attended("q")
-    client_lease.attach(requests, RENEW_EVERY_S)
-    assert not client_lease.is_due(RENEW_EVERY_S)
+    client_lease.attach(requests, 100.0 + 2 * RENEW_EVERY_S)
+    assert not client_lease.is_due(100.0 + 2 * RENEW_EVERY_S)
 
 
 def test_requests_with_a_result_are_reported_once_and_detached() -> None:
