@@ -30,7 +30,6 @@ from tokenyard.batch.state import (
 )
 from tokenyard.batch.tables import check_target, write_table
 from tokenyard.broker.connection import connected, open_connection
-from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, TokenyardError, TransientError
 from tokenyard.protocol.keys import LINE_STATES, Keys
 from tokenyard.protocol.texts import did_you_mean
@@ -56,7 +55,6 @@ class Runner:
         asking: AskingFactory | None = None,
         on_progress: Callable[[Batch], None] = lambda _: None,
         is_cancelled: Callable[[], bool] = lambda: False,
-        connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
     ) -> None:
         """``asking`` asks the lines, by default a client.
 
@@ -67,7 +65,7 @@ class Runner:
         self._spec = spec
         self._on_progress = on_progress
         self._is_cancelled = is_cancelled
-        self._asking = asking or by_client(url, yard, connect_timeout_s)
+        self._asking = asking or by_client(url, yard)
         self._job: OpenJob  # from `run` on, as what follows
         self._ending: Ending
         self._rate: LineRate

@@ -58,7 +58,7 @@ class PreparedRequest(Struct, frozen=True, eq=False, gc=False):
     terms: SubmissionTerms
     local_text: LocalText | None
     size: int  # bytes of its entry, as the coordinator counts them
-    template: RequestTemplate | None = None  # of the request, where it is known
+    template: RequestTemplate  # of the request
     digest: str = ""  # of the user's input, before it becomes tokens
     media: Media = NO_MEDIA  # that its messages name
     packed: int = 0  # items of a `map` in it, each with a result of its own; 0: it is one item

@@ -180,8 +180,9 @@ class Submitter:
             pending.is_submitted = False
             request, template = prepared.request, prepared.template
             if trace and state.builder.has_room(prepared, tracing.ROOM):
-                request, template = trace.carry(request), None
-            load.new.append((request, template or template_of(request), prepared.media, pending))
+                request = trace.carry(request)
+                template = template_of(request)
+            load.new.append((request, template, prepared.media, pending))
             load.by_index[index] = pending
         return load
 
