@@ -27,7 +27,7 @@ from benchmarks.measure import print_table
 from benchmarks.progress import publish
 from benchmarks.yard import embedded_broker, end_in_order, simulated_yard
 from tokenyard import Client, Handle
-from tokenyard.client.durability import LEVELS, Durability
+from tokenyard.client.options import LEVELS, Durability
 from tokenyard.process.embedded_broker import EmbeddedBroker
 
 Fsync = Literal["everysec", "always"]

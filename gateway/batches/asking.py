@@ -25,8 +25,7 @@ from tokenyard.batch.asking import (
     window_for,
 )
 from tokenyard.batch.files import NumberedLine, read_lines
-from tokenyard.batch.input_scan import id_of
-from tokenyard.batch.opening import OpenJob
+from tokenyard.batch.opening import OpenJob, id_of
 
 T = TypeVar("T")
 

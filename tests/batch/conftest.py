@@ -20,6 +20,7 @@ from tests.support.processes import Plant
 from tests.support.servers import Server
 from tokenyard.batch import BatchState, run_batch
 from tokenyard.batch.files import member, read_lines
+from tokenyard.batch.rq import work
 from tokenyard.batch.rq.jobs import BatchQueue, JobOrder, KnownJob
 from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.batch.rq.worker import BatchWorker
@@ -82,6 +83,12 @@ def bad(number: int) -> dict[str, Any]:
     return completion(number, temperature=-1)
 
 
+def invoke(url: str, yard: str, *words: object) -> Result:
+    """Run `tokenyard batch ...` in this process."""
+    place = ["--redis-url", url, "--yard", yard, "batch"]
+    return CliRunner().invoke(main, [*place, *map(str, words)])
+
+
 class Job:
     """The files of a job that a test runs itself, once or more."""
 
@@ -110,6 +117,10 @@ class Job:
             self.write(lines)
         return run_batch(self.source, self.target, **self.place, **options)
 
+    def call(self, *words: object) -> Result:
+        """Run `tokenyard batch ...` on its yard."""
+        return invoke(self.place["redis_url"], self.place["yard"], *words)
+
     def answered(self) -> list[dict[str, Any]]:
         """The lines of its output."""
         return objects(self.target)
@@ -134,14 +145,21 @@ class RqYard:
         spec = BatchSpec(**({"input": "/in", "output": "/out"} | options))
         return self.queue.enqueue(JobOrder(spec=spec))
 
+    def given(self, spec: BatchSpec, patch: pytest.MonkeyPatch) -> KnownJob:
+        """A job of this specification that RQ has given to this process."""
+        job = self.queue.find(self.queue.enqueue(JobOrder(spec=spec)).id)
+        patch.setattr(WorkerContext, "url", self.url)
+        patch.setattr(WorkerContext, "yard", self.yard)
+        patch.setattr(work, "get_current_job", lambda: job)
+        return job
+
     def worker(self, name: str = "") -> BatchWorker:
         """A batch worker in this process."""
         return BatchWorker(self.url, self.yard, self.connection, name)
 
     def call(self, *words: object) -> Result:
         """Run `tokenyard batch ...`."""
-        place = ["--redis-url", self.url, "--yard", self.yard, "batch"]
-        return CliRunner().invoke(main, [*place, *map(str, words)])
+        return invoke(self.url, self.yard, *words)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,21 +10,12 @@ import pytest
 from tests.batch.conftest import WriteLines, completion
 from tests.batch.running import batch
 from tests.support.processes import ROOT, Plant
+from tests.unit.client.test_build import Bytes
 from tokenyard.batch.dry_run import Fleet, dry_run
 from tokenyard.batch.state import BatchSpec
 from tokenyard.process.program import Exit
 
 ADDER = ROOT / "examples/arithmetic/models/adder"
-
-
-class Letters:
-    """A tokenizer with one token for each letter."""
-
-    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        return [list(text.encode()) for text in texts]
-
-    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return bytes(tokens).decode()
 
 
 def spec_of(path: Path) -> BatchSpec:
@@ -46,7 +36,7 @@ def test_faults_are_reported_with_their_lines(write_lines: WriteLines) -> None:
         ],
     )
     fleet = Fleet(models=frozenset({"known"}), max_model_len=64, lines_per_s=0.5)
-    report = dry_run(spec_of(source), fleet, Letters())
+    report = dry_run(spec_of(source), fleet, Bytes())
     assert (report.lines, report.good, report.bad) == (7, 2, 5)
     assert {fault.line: fault.code for fault in report.faults} == {
         2: "invalid_json_line",

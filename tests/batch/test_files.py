@@ -11,9 +11,8 @@ import pytest
 from tests.batch.conftest import zstd
 from tokenyard.batch.api import spec_of
 from tokenyard.batch.files import LineNumbers, UnreadableFile, cut_torn_end, member, read_lines
-from tokenyard.batch.input_scan import scan_input
 from tokenyard.batch.lines import BadLine, parse_line
-from tokenyard.batch.opening import open_job
+from tokenyard.batch.opening import open_job, scan_input
 from tokenyard.batch.state import BatchSpec
 from tokenyard.protocol.errors import SettingsError
 
@@ -30,24 +29,17 @@ def test_appended_lines_are_read_back(tmp_path: Path, name: str) -> None:
     assert cut_torn_end(path) == 0
 
 
+@pytest.mark.parametrize("before", [b"one\ntwo\n", b""])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_torn_last_line_is_cut_off(tmp_path: Path, name: str) -> None:
+def test_a_torn_last_line_is_cut_off(tmp_path: Path, name: str, before: bytes) -> None:
     # Given a file with a partial last write
     path = tmp_path / name
-    whole, last = member(path, b"one\ntwo\n"), member(path, b"three\n")
+    whole, last = before and member(path, before), member(path, b"three\n")
     for length in range(len(last)):
         path.write_bytes(whole + last[:length])
         # If its end is cut, I expect the earlier whole lines.
         assert cut_torn_end(path) == length
         assert path.read_bytes() == whole
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_file_without_a_whole_line_is_emptied(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(member(path, b"one\n")[:-1])
-    cut_torn_end(path)
-    assert path.read_bytes() == b""
 
 
 def test_blank_lines_only_count_as_line_numbers(tmp_path: Path) -> None:

@@ -109,28 +109,14 @@ FOREIGN: dict[str, Callable[[Others], str]] = {
     "names that are no text": lambda it: it.spoil(data=b"\xff"),
     "no hash": _of_another_type,
 }
-parametrize_foreign = pytest.mark.parametrize("write", FOREIGN.values(), ids=FOREIGN)
 
 
-@parametrize_foreign
-def test_a_worker_refuses_a_foreign_job_and_says_so(
+@pytest.mark.parametrize("write", FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_job_is_listed_as_such_and_refused_by_workers(
     others: Others, caplog: pytest.LogCaptureFixture, write: Callable[[Others], str]
 ) -> None:
     foreign, mine = write(others), others.good()
-    # If a worker asks for a job, I expect it to get the batch job behind the foreign one,
-    with caplog.at_level(logging.WARNING, "tokenyard.batch"):
-        assert others.take() == mine
-    # the other to be refused with the reason, and nothing of it to have been loaded or called.
-    assert f"{foreign}' is refused: it" in caplog.text
-    assert Trap.opened == []
-    assert others.take() == ""
-    assert list_jobs(others.queue, ["ended early"]).foreign.keys() == {foreign}
-
-
-@parametrize_foreign
-def test_a_foreign_job_is_listed_as_such(others: Others, write: Callable[[Others], str]) -> None:
-    foreign, mine = write(others), others.good()
-
+    # I expect every command to tell them apart,
     listed = _run(others, "list", "--json")
     found = {one["id"]: one for one in map(json.loads, _lines(listed))}
     assert found.keys() == {foreign, mine}
@@ -143,6 +129,13 @@ def test_a_foreign_job_is_listed_as_such(others: Others, write: Callable[[Others
         describe(others.queue.find(foreign))
     for command in ("status", "cancel", "resume", "results", "logs"):
         assert "Error: job " in _run(others, command, foreign, status=1)
+    # a worker that asks for a job to get the batch job behind the foreign one,
+    with caplog.at_level(logging.WARNING, "tokenyard.batch"):
+        assert others.take() == mine
+    # and the other to be refused with the reason, and nothing of it to be loaded or called.
+    assert f"{foreign}' is refused: it" in caplog.text
+    assert others.take() == ""
+    assert list_jobs(others.queue, ["ended early"]).foreign.keys() == {foreign}
     assert Trap.opened == []
 
 

@@ -102,21 +102,6 @@ def test_an_effort_goes_to_the_chat_template_as_in_vllm() -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        {"messages": [{"role": "user", "content": None}]},
-        {"messages": HELLO, "chat_template_kwargs": {"messages": []}},
-    ],
-)
-def test_an_invalid_chat_is_refused_before_it_is_sent(body: dict[str, Any]) -> None:
-    line = {**CHAT, "body": body}
-    asked = line_request(BatchSpec(input="", output=""), 1, json.dumps(line).encode(), "1")
-    [draft] = RequestBuilder("me", None).prepare_many([asked.item], {})
-    assert isinstance(draft, InvalidRequest)
-
-
-@pytest.mark.parametrize(
     ("prompt", "asked"),
     [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])],
 )

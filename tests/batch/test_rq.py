@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,9 +18,10 @@ import pytest
 import redis
 import rq
 
-from tests.batch.conftest import ENDS_S, BatchYard, completion, objects
+from tests.batch.conftest import ENDS_S, BatchYard, RqYard, WriteLines, completion, objects
 from tests.cli.running import python
 from tests.support.processes import is_gone
+from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.batch import submit_batch
 from tokenyard.batch.rq.jobs import JobOrder
@@ -174,10 +176,11 @@ def test_a_waiting_job_is_cancelled_and_resumed(yard: BatchYard) -> None:
     ]
 
 
-@pytest.mark.long
-def test_unknown_batch_job_is_an_error(yard: BatchYard) -> None:
+def test_unknown_batch_job_is_an_error(valkey_broker: Server) -> None:
+    yard = RqYard(valkey_broker.url)
     for command in ("status", "cancel", "resume", "results", "logs"):
-        done = yard.call(command, "batch_nothing", status=Exit.FAILED)
+        done = yard.call(command, "batch_nothing")
+        assert done.exit_code == Exit.FAILED
         assert "there is no batch job 'batch_nothing'" in done.stderr
 
 
@@ -330,9 +333,10 @@ def test_a_schedule_submits_the_next_job(yard: BatchYard) -> None:
     "times",
     [("--at", "soon"), ("--at", "+99999999999d"), ("--at", "0001-01-01"), ("--cron", "never")],
 )
-def test_an_invalid_time_is_wrong_usage(yard: BatchYard, times: tuple[str, str]) -> None:
-    source = yard.write("in.jsonl", [completion(1)])
-    done = yard.call(
-        "submit", source, "-o", yard.folder / "out-%d.jsonl", *times, status=Exit.USAGE
-    )
+def test_an_invalid_time_is_wrong_usage(
+    valkey_broker: Server, write_lines: WriteLines, tmp_path: Path, times: tuple[str, str]
+) -> None:
+    source, target = write_lines("in.jsonl", [completion(1)]), tmp_path / "out-%d.jsonl"
+    done = RqYard(valkey_broker.url).call("submit", source, "-o", target, *times)
+    assert done.exit_code == Exit.USAGE
     assert times[1] in done.stderr

@@ -21,8 +21,8 @@ from tokenyard.batch import (
     UnreadableFile,
     stream_batch,
 )
-from tokenyard.batch.progress import LineCount
-from tokenyard.batch.runner import Runner
+from tokenyard.batch.asking import by_client
+from tokenyard.batch.runner import LineCount, Runner
 from tokenyard.batch.state import RequestCounts, load_state
 from tokenyard.cli.batch.run import _shown
 from tokenyard.protocol.errors import InvalidRequest, NoCoordinator, SettingsError
@@ -136,8 +136,10 @@ def test_ordered_answers_have_the_order_of_the_lines(job: Job) -> None:
         assert numbers == sorted(numbers)
 
 
-def test_a_completed_job_runs_no_line_again(job: Job) -> None:
-    first = job.run([completion(number) for number in range(20)])
+def test_a_job_reports_its_progress_and_once_completed_runs_no_line_again(job: Job) -> None:
+    told: list[Batch] = []
+    first = job.run([completion(number) for number in range(20)], on_progress=told.append)
+    assert (told[-1].status, told[-1].request_counts.done) == ("completed", 20)
     text = job.target.read_bytes()
     again = job.run()
     assert (again.id, again.status, again.counts) == (first.id, "completed", first.counts)
@@ -240,20 +242,14 @@ def test_shared_parameters_are_checked_before_the_first_write(job: Job) -> None:
 
 def test_a_job_without_a_yard_fails_and_can_be_resumed(plant: Plant, job: Job) -> None:
     spec = job.spec([completion(1)])
+    asking = by_client(plant.url, "nobody-home", connect_timeout_s=0.1)
     with pytest.raises(NoCoordinator):
-        Runner(plant.url, "nobody-home", spec, connect_timeout_s=0.1).run()
+        Runner(plant.url, "nobody-home", spec, asking=asking).run()
     state = load_state(spec.state_path)
     assert state is not None
     assert state.status == "failed"
     assert "no coordinator" in state.message
     assert job.run().status == "completed"
-
-
-def test_progress_is_reported_until_the_end(job: Job) -> None:
-    told: list[Batch] = []
-    job.run([completion(number) for number in range(10)], on_progress=told.append)
-    assert [each.status for each in told][-1] == "completed"
-    assert told[-1].request_counts.done == 10
 
 
 async def _collect(lines: Any, plant: Plant, **options: Any) -> list[dict[str, Any]]:

@@ -22,7 +22,6 @@ from tests.support.waiting import eventually
 from tokenyard.batch.asking import Ending
 from tokenyard.batch.opening import OpenJob
 from tokenyard.batch.rq import work
-from tokenyard.batch.rq.jobs import JobOrder
 from tokenyard.batch.rq.work import Stopped, WorkerContext
 from tokenyard.batch.state import BatchSpec
 from tokenyard.broker.connection import open_connection
@@ -67,19 +66,14 @@ class Ignoring:
 
 def test_a_job_that_has_ignored_its_stop_ends(
     valkey_broker: Server,
-    worker_context: None,
     monkeypatch: pytest.MonkeyPatch,
     write_lines: WriteLines,
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(WorkerContext, "is_stopping", False)
-    rq_yard = RqYard(valkey_broker.url)
-    monkeypatch.setattr(WorkerContext, "url", valkey_broker.url)
-    monkeypatch.setattr(WorkerContext, "yard", rq_yard.yard)
     source = write_lines("in.jsonl", [completion(1)])
     spec = BatchSpec(input=str(source), output=str(tmp_path / "out.jsonl"))
-    job = rq_yard.queue.find(rq_yard.queue.enqueue(JobOrder(spec=spec)).id)
-    monkeypatch.setattr(work, "get_current_job", lambda: job)
+    job = RqYard(valkey_broker.url).given(spec, monkeypatch)
 
     @contextlib.contextmanager
     def asking(_job: OpenJob, _ending: Ending) -> Iterator[Ignoring]:

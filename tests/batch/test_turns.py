@@ -21,8 +21,7 @@ from tokenyard.batch.asking import Ending, WaitsForLimit, waiting_lines
 from tokenyard.batch.files import read_lines
 from tokenyard.batch.opening import OpenJob
 from tokenyard.batch.rq import work
-from tokenyard.batch.rq.jobs import JobOrder, KnownJob, describe
-from tokenyard.batch.rq.work import WorkerContext
+from tokenyard.batch.rq.jobs import KnownJob, describe
 from tokenyard.batch.state import BatchSpec, load_state
 from tokenyard.client.sync import Client
 from tokenyard.protocol.errors import QuotaExceeded
@@ -108,7 +107,6 @@ class Limited:
 
 @pytest.mark.parametrize(("window_s", "pause_s"), [(0.0, 300), (60.0, 60)])
 def test_a_batch_that_waits_for_a_limit_gives_its_worker_back(
-    valkey_broker: Server,
     waiting: Waiting,
     monkeypatch: pytest.MonkeyPatch,
     write_lines: WriteLines,
@@ -118,8 +116,6 @@ def test_a_batch_that_waits_for_a_limit_gives_its_worker_back(
     pause_s: int,
 ) -> None:
     # Given a running job of three lines, of which a limit admits one
-    monkeypatch.setattr(WorkerContext, "url", valkey_broker.url)
-    monkeypatch.setattr(WorkerContext, "yard", waiting.yard)
     source = write_lines("in.jsonl", [completion(number) for number in range(3)])
     spec = BatchSpec(
         input=str(source),
@@ -127,8 +123,7 @@ def test_a_batch_that_waits_for_a_limit_gives_its_worker_back(
         completion_window_s=window_s,
         window_from=held_clock.wall(),
     )
-    job = waiting.queue.find(waiting.queue.enqueue(JobOrder(spec=spec)).id)
-    monkeypatch.setattr(work, "get_current_job", lambda: job)
+    job = waiting.given(spec, monkeypatch)
 
     @contextlib.contextmanager
     def asking(opened: OpenJob, ending: Ending) -> Iterator[Limited]:

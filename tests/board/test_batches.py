@@ -19,8 +19,7 @@ from tests.board.calls import Calls
 from tests.board.looking import Looker, looking, text_of
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.batch.answers import LineError, OutputLine, encode_line
-from tokenyard.batch.line_errors import read_line_errors
+from tokenyard.batch.answers import LineError, OutputLine, encode_line, read_line_errors
 from tokenyard.batch.rq.jobs import PERFORM_FOR_GATEWAYS, BatchQueue, JobOrder
 from tokenyard.batch.rq.listing import PLACES
 from tokenyard.batch.state import BatchSpec

@@ -22,7 +22,7 @@ from tests.support.builders import random_name
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.cli.shared.printer import Printer
-from tokenyard.client import durability
+from tokenyard.client import submission
 from tokenyard.process.program import Exit
 from tokenyard.protocol import replies
 from tokenyard.protocol.errors import QueueFull
@@ -284,7 +284,7 @@ def test_accepted_but_not_durable_request_is_named(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given a server without a replica."""
-    monkeypatch.setattr(durability, "WAIT_S", 0.2)
+    monkeypatch.setattr(submission, "WAIT_S", 0.2)
     client = random_name("client")
     asked = ("hello", "--id", "q1", "--client", client)
 

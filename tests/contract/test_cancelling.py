@@ -297,7 +297,7 @@ class TestCancelOnDisconnect:
     def test_the_lease_is_renewed_while_a_request_runs(
         self, yard: StandIn, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tokenyard.client.lease.RENEW_EVERY_S", 0.01)
+        monkeypatch.setattr("tokenyard.client.state.RENEW_EVERY_S", 0.01)
         for block in ("BLOCK_MS", "IDLE_BLOCK_MS"):
             monkeypatch.setattr(f"tokenyard.client.core.{block}", 20)
         client = new_client(client_id="me")

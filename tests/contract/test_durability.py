@@ -13,8 +13,8 @@ from tests.contract.stand_in import StandIn
 from tests.support.brokers import ServerWith
 from tests.support.waiting import eventually
 from tokenyard import InvalidRequest, NotDurable
-from tokenyard.client import durability, submission
-from tokenyard.client.durability import Durability
+from tokenyard.client import submission
+from tokenyard.client.options import Durability
 from tokenyard.protocol.keys import Keys
 
 pytestmark = pytest.mark.usefixtures("no_leftover_processes")
@@ -103,7 +103,7 @@ def test_who_submits_again_waits_again(
     why: str,
 ) -> None:
     """Given no replica and no AOF, I expect each submission to say so, whichever client's it is."""
-    monkeypatch.setattr(durability, "WAIT_S", 0.2)
+    monkeypatch.setattr(submission, "WAIT_S", 0.2)
     there.config_set("appendonly", "no")
     client, other = (new_client_at(primary.url, client_id="ann") for _ in range(2))
     client.submit("a", id="q1")

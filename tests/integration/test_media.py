@@ -12,6 +12,7 @@ import redis
 from tests.support.processes import Plant
 from tests.support.waiting import eventually
 from tokenyard import Client, IdReused, InvalidRequest, RequestFailed
+from tokenyard.client.build import RequestBuilder
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.media import MEDIA_TTL_S, decode_media, name_of
 
@@ -91,14 +92,14 @@ def test_media_that_are_gone(plant: Plant, connection: redis.Redis, keys: Keys) 
         ({"type": "image_url", "image_url": None, "uuid": "u"}, "uuid: leave it out"),
     ],
 )
-def test_what_is_no_picture(plant: Plant, part: dict[str, Any], fault: str) -> None:
-    with client_of(plant) as client, pytest.raises(InvalidRequest, match=fault):
-        client.submit([{"role": "user", "content": [part]}])
+def test_what_is_no_picture(part: dict[str, Any], fault: str) -> None:
+    with pytest.raises(InvalidRequest, match=fault):
+        RequestBuilder("ann", None).prepare([{"role": "user", "content": [part]}], {})
 
 
-def test_too_much(plant: Plant) -> None:
-    with client_of(plant) as client, pytest.raises(InvalidRequest, match="67108865 bytes, of at"):
-        client.submit(said(bytes(64 * 1024 * 1024 + 1)))
+def test_too_much() -> None:
+    with pytest.raises(InvalidRequest, match="67108865 bytes, of at"):
+        RequestBuilder("ann", None).prepare(said(bytes(64 * 1024 * 1024 + 1)), {})
 
 
 def test_another_worker_finds_the_media_of_one_that_was_killed(

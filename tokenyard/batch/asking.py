@@ -24,7 +24,7 @@ from tokenyard.batch.requests import (
     read_input,
 )
 from tokenyard.client.options import Item, SharedOptions
-from tokenyard.client.sync import Client
+from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client
 from tokenyard.protocol.errors import QuotaExceeded, TransientError, UnknownRequest
 from tokenyard.protocol.packs import PACK_INPUTS
 from tokenyard.protocol.replies import Result
@@ -122,7 +122,7 @@ class ClientAsking:
         client: Client,
         job: OpenJob,
         ending: Ending,
-        patience_s: float = math.inf,
+        patience_s: float,
     ) -> None:
         self._client = client
         self._patience_s = patience_s
@@ -217,7 +217,11 @@ class ClientAsking:
 
 
 def by_client(
-    url: str, yard: str, connect_timeout_s: float, patience_s: float = math.inf
+    url: str,
+    yard: str,
+    *,
+    connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
+    patience_s: float = math.inf,
 ) -> AskingFactory:
     """Asks by a client whose name is the job's id; see `WaitsForLimit` for the patience."""
 

@@ -14,8 +14,8 @@ from typing import Final
 from msgspec import Struct
 
 from tokenyard.batch.answers import LineError
-from tokenyard.batch.input_scan import scan_input
 from tokenyard.batch.lines import BadLine
+from tokenyard.batch.opening import scan_input
 from tokenyard.batch.requests import check_params, line_request, read_input
 from tokenyard.batch.state import BatchSpec
 from tokenyard.client.build import RequestBuilder

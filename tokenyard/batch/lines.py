@@ -6,13 +6,15 @@ A file may mix two forms: lines of the OpenAI batch API (``custom_id``, ``method
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from tokenyard.client.options import Prompt, SamplingOptions
 from tokenyard.protocol.parse import BadJson, ForeignJson
 from tokenyard.protocol.wire import ChatOptions
+
+T = TypeVar("T")
 
 #: The form of the answer; that of a row is ours.
 Form = Literal["chat", "completion", "row"]
@@ -62,34 +64,30 @@ class BadLine:
 
 def parse_line(number: int, raw: bytes | None) -> ParsedLine | BadLine:
     """Parse one line, to be asked by a client."""
-    read = _read(number, raw)
-    if isinstance(read, BadLine):
-        return read
-    name, fields = read
-    try:
-        if _OPENAI_FIELDS & fields.keys():
-            return _openai_line(name, fields)
-        return _plain_line(name, fields)
-    except BadBody as error:
-        return BadLine(name, str(error), error.code)
+    return _read(number, raw, _parse)
+
+
+def _parse(name: str, fields: Mapping[str, Any]) -> ParsedLine:
+    if _OPENAI_FIELDS & fields.keys():
+        return _openai_line(name, fields)
+    return _plain_line(name, fields)
 
 
 def read_http_line(number: int, raw: bytes | None, url: str) -> HttpLine | BadLine:
     """Read one line in OpenAI's form for a URL; its body is for the server of that URL."""
-    read = _read(number, raw)
-    if isinstance(read, BadLine):
-        return read
-    name, fields = read
-    try:
+
+    def read(name: str, fields: Mapping[str, Any]) -> HttpLine:
         if fields.get("url") != url:
             raise BadBody(f"url: must be {url}, as that of the batch")
         return HttpLine(name, _body(fields))
-    except BadBody as error:
-        return BadLine(name, str(error), error.code)
+
+    return _read(number, raw, read)
 
 
-def _read(number: int, raw: bytes | None) -> tuple[str, dict[str, Any]] | BadLine:
-    """The id and the fields of a line."""
+def _read(
+    number: int, raw: bytes | None, parse: Callable[[str, Mapping[str, Any]], T]
+) -> T | BadLine:
+    """What ``parse``, which may raise `BadBody`, makes of the id and the fields of a line."""
     if raw is None:
         return BadLine(None, f"line {number} is too long", "line_too_long")
     try:
@@ -97,7 +95,12 @@ def _read(number: int, raw: bytes | None) -> tuple[str, dict[str, Any]] | BadLin
     except BadJson as error:
         return BadLine(None, f"line {number} is not a JSON object: {error}", "invalid_json_line")
     name = _name(fields, number)
-    return name if isinstance(name, BadLine) else (name, fields)
+    if isinstance(name, BadLine):
+        return name
+    try:
+        return parse(name, fields)
+    except BadBody as error:
+        return BadLine(name, str(error), error.code)
 
 
 def _name(fields: Mapping[str, Any], number: int) -> str | BadLine:

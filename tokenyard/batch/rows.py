@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 
-from tokenyard.batch.answers import LineError, read_line_number
+from tokenyard.batch.answers import OutputLine, read_line_number
 from tokenyard.batch.lines import BadLine, ParsedLine
 from tokenyard.batch.state import BatchSpec
-from tokenyard.batch.tables import Row, RowAnswer
-from tokenyard.batch.templates import fill_template
+from tokenyard.batch.tables import Row, RowAnswer, fill_template
 from tokenyard.client import checks
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.media import MAX_MEDIA_BYTES
@@ -105,22 +103,7 @@ def _text(column: str, value: Any) -> str:
     return str(value)
 
 
-class _Body(Struct):
-    text: str | None = None
-    data: bytes = b""
-    shape: list[int] | None = None
-
-
-class _Response(Struct):
-    body: _Body
-
-
-class _Line(Struct):
-    response: _Response | None = None
-    error: LineError | None = None
-
-
-_decode: Final = msgspec.json.Decoder(_Line).decode
+_decode: Final = msgspec.json.Decoder(OutputLine).decode
 
 
 def read_answers(results: Path, errors: Path, rows: int) -> Iterator[RowAnswer]:
@@ -143,5 +126,4 @@ def read_answers(results: Path, errors: Path, rows: int) -> Iterator[RowAnswer]:
             if line.error is not None:
                 yield RowAnswer(error=f"{line.error.code}: {line.error.message}")
             elif line.response is not None:
-                body = line.response.body
-                yield RowAnswer(body.text, body.data, body.shape)
+                yield msgspec.convert(line.response.body, RowAnswer)

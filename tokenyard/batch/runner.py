@@ -5,26 +5,33 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 import msgspec
+import redis
 
 from tokenyard import clock
 from tokenyard.batch.asking import Asking, AskingFactory, Ending, by_client
 from tokenyard.batch.files import UnreadableFile
-from tokenyard.batch.input_scan import id_of
-from tokenyard.batch.opening import OpenJob, check_same, open_job
+from tokenyard.batch.opening import OpenJob, check_same, id_of, open_job
 from tokenyard.batch.outputs import FLUSH_EVERY_S
-from tokenyard.batch.progress import LineCount, LineRate
 from tokenyard.batch.requests import check_params, read_input
 from tokenyard.batch.rows import read_answers
-from tokenyard.batch.state import Batch, BatchSpec, BatchState, InputMark, Status, load_state
+from tokenyard.batch.state import (
+    Batch,
+    BatchSpec,
+    BatchState,
+    InputMark,
+    RequestCounts,
+    Status,
+    load_state,
+)
 from tokenyard.batch.tables import check_target, write_table
-from tokenyard.broker.connection import connected
-from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S
+from tokenyard.broker.connection import connected, open_connection
 from tokenyard.protocol.errors import PermanentError, TokenyardError, TransientError
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import LINE_STATES, Keys
 from tokenyard.protocol.texts import did_you_mean
 
 _ENDS: Final[Mapping[str, Status]] = {"batch_cancelled": "cancelled", "batch_expired": "expired"}
@@ -48,7 +55,6 @@ class Runner:
         asking: AskingFactory | None = None,
         on_progress: Callable[[Batch], None] = lambda _: None,
         is_cancelled: Callable[[], bool] = lambda: False,
-        connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
     ) -> None:
         """``asking`` asks the lines, by default a client.
 
@@ -59,7 +65,7 @@ class Runner:
         self._spec = spec
         self._on_progress = on_progress
         self._is_cancelled = is_cancelled
-        self._asking = asking or by_client(url, yard, connect_timeout_s)
+        self._asking = asking or by_client(url, yard)
         self._job: OpenJob  # from `run` on, as what follows
         self._ending: Ending
         self._rate: LineRate
@@ -317,3 +323,61 @@ class JobMonitor:
             self._check()
         except TransientError as error:
             _log.warning("the batch job cannot be checked: %s", error)
+
+
+# The pace of a job, and what the yard's leader shows of it to Prometheus.
+
+_WINDOW_S: Final = 30.0
+_SAMPLE_S: Final = 0.5
+#: Counting is not part of a job, so a slow broker must not delay one for longer.
+_PATIENCE_S: Final = 2.0
+
+
+class LineRate:
+    """Lines a second, over the last half minute."""
+
+    def __init__(self, done: int) -> None:
+        """``done`` lines are not of this run."""
+        self._samples = deque([(clock.monotonic(), done)])
+
+    def per_s(self, done: int) -> float:
+        """The rate now, when so many lines are done."""
+        now = clock.monotonic()
+        if now - self._samples[-1][0] >= _SAMPLE_S:
+            self._samples.append((now, done))
+        while len(self._samples) > 2 and now - self._samples[0][0] > _WINDOW_S:
+            self._samples.popleft()
+        since, before = self._samples[0]
+        return (done - before) / max(now - since, 1e-3)
+
+
+class LineCount:
+    """Adds the lines of a job to the yard's counters."""
+
+    def __init__(self, url: str, yard: str) -> None:
+        self._url = url
+        self._tally = Keys(yard).tally
+        self._unsent: Counter[str] = Counter()
+
+    def advance(self, before: RequestCounts, after: RequestCounts) -> None:
+        """Add what was done in between; after an error it is added with the next call.
+
+        Lines that run again after an error count again.
+        """
+        for state in LINE_STATES:
+            self._unsent[state] += max(0, getattr(after, state) - getattr(before, state))
+        try:
+            self._send()
+        except redis.RedisError as error:
+            _log.debug("done lines are counted later: %s", error)
+
+    def _send(self) -> None:
+        pending = +self._unsent
+        if not pending:
+            return
+        with open_connection(self._url, timeout_s=_PATIENCE_S, retries=0) as connection:
+            pipeline = connection.pipeline()
+            for state, count in pending.items():
+                pipeline.hincrby(self._tally, f"count:lines:{state}", count)
+            pipeline.execute()
+        self._unsent.clear()

@@ -20,8 +20,7 @@ from msgspec import Meta, Struct
 
 from tokenyard import clock
 from tokenyard.batch.files import UnreadableFile, check_codec, is_compressed, write_whole
-from tokenyard.batch.tables import NewColumns, check_columns, table_files
-from tokenyard.batch.templates import columns_of
+from tokenyard.batch.tables import NewColumns, check_columns, columns_of, table_files
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import BATCH_PREFIX, PRIORITY_CLASSES, PriorityClass, is_tenant
 from tokenyard.protocol.tenants import TENANT_RULE

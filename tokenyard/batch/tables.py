@@ -12,9 +12,11 @@ import csv
 import gzip
 import io
 import itertools
+import string
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, ClassVar, Final, NamedTuple, cast
@@ -436,3 +438,30 @@ _SUFFIXES: Final = ", ".join(suffix for kind in _KINDS for suffix in kind.suffix
 
 def _kind(path: Path) -> type[Table] | None:
     return next((kind for kind in _KINDS if path.name.endswith(kind.suffixes)), None)
+
+
+# Prompts made from the columns of a table: ``Summarize: {text}``.
+
+
+@lru_cache(maxsize=16)
+def _parts(template: str) -> Sequence[tuple[str, str | None, str | None, str | None]]:
+    """Its texts, each with what follows in braces; every row of a table asks again."""
+    return list(string.Formatter().parse(template))
+
+
+def columns_of(template: str, *, may_be_none: bool = False) -> list[str]:
+    """The names in the braces of a template; raises ValueError."""
+    parts = _parts(template)
+    names = [name for _, name, _, _ in parts if name is not None]
+    if not all(names) or any(form or conversion for _, _, form, conversion in parts):
+        raise ValueError("write a column as {name}, and a brace as {{ or }}")
+    if not (names or may_be_none):
+        raise ValueError("names no column: write one as {name}")
+    return names
+
+
+def fill_template(template: str, values: Mapping[str, str]) -> str:
+    """A template of `columns_of` with the values of its columns."""
+    return "".join(
+        text + ("" if name is None else values[name]) for text, name, _, _ in _parts(template)
+    )

@@ -17,8 +17,7 @@ from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.options import class_option, name_option, param_option
 from tokenyard.cli.shared.printer import Printer
 from tokenyard.cli.shared.request_owner import named
-from tokenyard.client.durability import LEVELS
-from tokenyard.client.options import Item, Prompt
+from tokenyard.client.options import LEVELS, Item, Prompt
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.process.settings_options import words

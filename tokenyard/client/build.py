@@ -12,8 +12,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from tokenyard.client import checks
-from tokenyard.client.durability import Durability, check_durability
-from tokenyard.client.options import OWN_OPTIONS, Item, Messages, Prompt
+from tokenyard.client.options import OWN_OPTIONS, Durability, Item, Messages, Prompt
 from tokenyard.client.tokenization import PROMPT_TAIL, LocalText, Tokenizer
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.digest import Recipe, defaults_among
@@ -59,7 +58,7 @@ class PreparedRequest(Struct, frozen=True, eq=False, gc=False):
     terms: SubmissionTerms
     local_text: LocalText | None
     size: int  # bytes of its entry, as the coordinator counts them
-    template: RequestTemplate | None = None  # of the request, where it is known
+    template: RequestTemplate  # of the request
     digest: str = ""  # of the user's input, before it becomes tokens
     media: Media = NO_MEDIA  # that its messages name
     packed: int = 0  # items of a `map` in it, each with a result of its own; 0: it is one item
@@ -248,7 +247,7 @@ class RequestBuilder:
                 priority_class,
                 refuse_late,
                 bool(options.get("cancel_on_disconnect")),
-                check_durability(options.get("durability", "memory")),
+                checks.check_durability(options.get("durability", "memory")),
             ),
             silent,
             Recipe(

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 import msgspec
 
-from tokenyard.client.options import OWN_OPTIONS, Messages, Prompt
+from tokenyard.client.options import LEVELS, OWN_OPTIONS, Durability, Messages, Prompt
 from tokenyard.client.tokenization import Tokenizer
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.digest import canonical_json
@@ -69,6 +69,14 @@ def check_tenant(name: object) -> None:
         raise InvalidRequest("tenant", TENANT_RULE)
 
 
+def check_durability(value: Any) -> Durability:
+    """Read the option ``durability``; raises `InvalidRequest`."""
+    if value not in LEVELS:
+        raise InvalidRequest("durability", f"use one of {', '.join(LEVELS)}")
+    level: Durability = value
+    return level
+
+
 def canonical(kind: str, prompt: Prompt, request: Request) -> bytes:
     """The user's prompt in the form that `tokenyard.protocol.digest` takes."""
     if kind == "tokens":
@@ -105,25 +113,25 @@ def check_chat(kind: str, request: Request) -> None:
 
 
 def read_messages(messages: Any) -> list[dict[str, Any]]:
-    """Chat messages as the coordinator reads them."""
-    try:
-        return parse_messages(msgspec.json.encode(messages))
-    except UnicodeEncodeError:
-        raise
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(
-            "messages", f"cannot be written as JSON, or are nested too deeply: {error}"
-        ) from error
+    """Chat messages as the coordinator reads them; raises `InvalidRequest`."""
+    return parse_messages(_as_json("messages", messages))
 
 
 def parse_inputs(inputs: Any) -> list[Input]:
     """Several inputs as the coordinator reads them; raises `InvalidRequest`."""
+    return read_inputs({b"inputs": _as_json("inputs", inputs)})
+
+
+def _as_json(field: str, value: Any) -> bytes:
+    """Raises `InvalidRequest`, or `UnicodeEncodeError` for text that is not Unicode."""
     try:
-        return read_inputs({b"inputs": msgspec.json.encode(inputs)})
+        return msgspec.json.encode(value)
     except UnicodeEncodeError:
         raise
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest("inputs", f"cannot be written as JSON: {error}") from error
+        raise InvalidRequest(
+            field, f"cannot be written as JSON, or are nested too deeply: {error}"
+        ) from error
 
 
 def unicode_error(

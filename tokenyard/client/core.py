@@ -14,12 +14,11 @@ from tokenyard import clock
 from tokenyard.broker.outage import Backoff
 from tokenyard.client.build import RequestBuilder
 from tokenyard.client.handshake import YardInfo, read_yard
-from tokenyard.client.lease import ClientLease
 from tokenyard.client.ledger import Cancellation, RequestState, read_status, status_commands
 from tokenyard.client.operations import Ask, Delay, Operation, Steps
 from tokenyard.client.pending import PendingRequest
 from tokenyard.client.router import ReplyRouter, read_entries
-from tokenyard.client.state import ClientState
+from tokenyard.client.state import ClientLease, ClientState
 from tokenyard.client.submission import Submitter
 from tokenyard.client.tokenization import LocalText, load_tokenizer
 from tokenyard.protocol.errors import (
@@ -43,6 +42,11 @@ IDLE_BLOCK_MS: Final = 3_000
 _READ_COUNT: Final = 500
 #: A client that closes cancels this many requests itself; the coordinator cancels the rest.
 _MAX_CANCELS: Final = 100
+#: Pauses between two reads of the ledger while the leader is to cancel a request.
+_FIRST_POLL_S: Final = 0.002
+_MAX_POLL_S: Final = 0.2
+#: The leader that was asked may have died, so the cancel is requested again after this time.
+_REPEAT_S: Final = 1.0
 
 
 class ClientCore:
@@ -76,7 +80,6 @@ class ClientCore:
         )
         self.builder = self.state.builder
         self.submitter = Submitter(self.state)
-        self._canceller = Canceller(self.state)
         self._may_cancel = True  # until the server refuses
         self._folder = ""  # of the yard's tokenizer, perhaps on another host
 
@@ -132,6 +135,14 @@ class ClientCore:
         answers = yield Ask(status_commands(self.state.keys, self.state.client_id, request_id))
         return read_status(request_id, answers)
 
+    def forget(self, requests: Iterable[PendingRequest]) -> None:
+        """Stop following these requests."""
+        self.state.router.forget(
+            requests, WaitTimeout("the client no longer waits for this request")
+        )
+
+    # Cancelling
+
     def cancel(self, request_id: str) -> Steps[Cancellation]:
         """Cancel a request, or have the leader cancel it where this user may not.
 
@@ -139,16 +150,67 @@ class ClientCore:
         """
         if self._may_cancel:
             try:
-                return (yield from self._canceller.cancel(request_id))
+                return (yield from self._cancel(request_id))
             except NotPermitted:
                 self._may_cancel = False
-        return (yield from self._canceller.request_cancel(request_id))
+        return (yield from self._request_cancel(request_id))
 
-    def forget(self, requests: Iterable[PendingRequest]) -> None:
-        """Stop following these requests."""
-        self.state.router.forget(
-            requests, WaitTimeout("the client no longer waits for this request")
-        )
+    def _cancel(self, request_id: str) -> Steps[Cancellation]:
+        """Cancel a request; raises `NotPermitted` where this user may not.
+
+        Raises `WaitTimeout` where the request moves faster than it can be read.
+        """
+        for _ in range(scripts.CANCEL_ATTEMPTS):
+            state, where = yield from self._place(request_id)
+            code = yield scripts.cancel(
+                self.state.keys, self.state.client_id, request_id, state=state, where=where
+            )
+            if code is not Cancelled.MOVED:
+                break
+        else:
+            raise WaitTimeout(f"request {request_id!r} moved all the time; cancel it again")
+        if code is Cancelled.CANCELLED_BEFORE_ARRIVAL:
+            yield from self._catch_up(request_id)
+        return Cancellation[code.name]
+
+    def _request_cancel(self, request_id: str) -> Steps[Cancellation]:
+        """Have the leader cancel a request; raises `WaitTimeout` where no leader does."""
+        state = before = (yield from self._place(request_id))[0]
+        give_up = clock.monotonic() + self.state.connect_timeout_s
+        repeat_at, pause_s = 0.0, _FIRST_POLL_S
+        while state not in TERMINAL:
+            now = clock.monotonic()
+            # Ask at least once, even where this process was stopped for all that time.
+            if (repeat_at and now >= give_up) or self.state.is_closed:
+                raise WaitTimeout(f"no coordinator has cancelled request {request_id!r} yet")
+            if now >= repeat_at:
+                yield from self._ask_leader(request_id)
+                repeat_at = now + _REPEAT_S
+            yield Delay(pause_s)
+            pause_s = min(2 * pause_s, _MAX_POLL_S)
+            state = (yield from self._place(request_id))[0]
+        if before in TERMINAL or state != "cancelled":
+            return Cancellation.OVER
+        yield from self._catch_up(request_id)
+        return Cancellation.CANCELLED if before else Cancellation.CANCELLED_BEFORE_ARRIVAL
+
+    def _ask_leader(self, request_id: str) -> Steps[None]:
+        state = self.state
+        requested = yield scripts.request_cancel(state.keys, state.client_id, request_id)
+        if requested is CancelRequested.FULL:
+            raise WaitTimeout("too many cancels wait for a coordinator; try again later")
+
+    def _place(self, request_id: str) -> Steps[tuple[str, str]]:
+        """State and place of a request, from its ledger."""
+        ledger = self.state.keys.ledger(self.state.client_id, request_id)
+        [seen] = yield Ask([("HMGET", ledger, *scripts.PLACE_FIELDS)])
+        return scripts.place_of(seen)
+
+    def _catch_up(self, request_id: str) -> Steps[None]:
+        """Read the result from the ledger, since it may not come on this client's stream."""
+        pending = self.state.router.find(request_id)
+        if pending is not None:
+            yield from self.state.catch_up([pending])
 
     # Listening
 
@@ -198,7 +260,7 @@ class ClientCore:
         if self._may_cancel:
             try:
                 for request_id in unfinished:
-                    yield from self._canceller.cancel(request_id)
+                    yield from self._cancel(request_id)
                 lease.end(unfinished)
             except NotPermitted:
                 pass  # the coordinator cancels them once the lease has ended
@@ -219,76 +281,3 @@ class ClientCore:
 
     def _trim(self, first_kept: str) -> Ask:
         return Ask([("XTRIM", self._replies, "MINID", first_kept)])
-
-
-# Cancelling a request wherever it is: directly, or by asking the leader; without I/O.
-
-#: Pauses between two reads of the ledger while the leader is to cancel a request.
-_FIRST_POLL_S: Final = 0.002
-_MAX_POLL_S: Final = 0.2
-#: The leader that was asked may have died, so the cancel is requested again after this time.
-_REPEAT_S: Final = 1.0
-
-
-class Canceller:
-    """Cancels requests of one client."""
-
-    def __init__(self, state: ClientState) -> None:
-        self._state = state
-
-    def cancel(self, request_id: str) -> Steps[Cancellation]:
-        """Cancel a request; raises `NotPermitted` where this user may not.
-
-        Raises `WaitTimeout` where the request moves faster than it can be read.
-        """
-        for _ in range(scripts.CANCEL_ATTEMPTS):
-            state, where = yield from self._place(request_id)
-            code = yield scripts.cancel(
-                self._state.keys, self._state.client_id, request_id, state=state, where=where
-            )
-            if code is not Cancelled.MOVED:
-                break
-        else:
-            raise WaitTimeout(f"request {request_id!r} moved all the time; cancel it again")
-        if code is Cancelled.CANCELLED_BEFORE_ARRIVAL:
-            yield from self._catch_up(request_id)
-        return Cancellation[code.name]
-
-    def request_cancel(self, request_id: str) -> Steps[Cancellation]:
-        """Have the leader cancel a request; raises `WaitTimeout` where no leader does."""
-        state = before = (yield from self._place(request_id))[0]
-        give_up = clock.monotonic() + self._state.connect_timeout_s
-        repeat_at, pause_s = 0.0, _FIRST_POLL_S
-        while state not in TERMINAL:
-            now = clock.monotonic()
-            # Ask at least once, even where this process was stopped for all that time.
-            if (repeat_at and now >= give_up) or self._state.is_closed:
-                raise WaitTimeout(f"no coordinator has cancelled request {request_id!r} yet")
-            if now >= repeat_at:
-                yield from self._ask_leader(request_id)
-                repeat_at = now + _REPEAT_S
-            yield Delay(pause_s)
-            pause_s = min(2 * pause_s, _MAX_POLL_S)
-            state = (yield from self._place(request_id))[0]
-        if before in TERMINAL or state != "cancelled":
-            return Cancellation.OVER
-        yield from self._catch_up(request_id)
-        return Cancellation.CANCELLED if before else Cancellation.CANCELLED_BEFORE_ARRIVAL
-
-    def _ask_leader(self, request_id: str) -> Steps[None]:
-        state = self._state
-        requested = yield scripts.request_cancel(state.keys, state.client_id, request_id)
-        if requested is CancelRequested.FULL:
-            raise WaitTimeout("too many cancels wait for a coordinator; try again later")
-
-    def _place(self, request_id: str) -> Steps[tuple[str, str]]:
-        """State and place of a request, from its ledger."""
-        ledger = self._state.keys.ledger(self._state.client_id, request_id)
-        [seen] = yield Ask([("HMGET", ledger, *scripts.PLACE_FIELDS)])
-        return scripts.place_of(seen)
-
-    def _catch_up(self, request_id: str) -> Steps[None]:
-        """Read the result from the ledger, since it may not come on this client's stream."""
-        pending = self._state.router.find(request_id)
-        if pending is not None:
-            yield from self._state.catch_up([pending])

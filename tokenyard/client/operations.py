@@ -26,7 +26,7 @@ class Ask:
 
     Not a transaction: a server without memory refuses to queue one, even of reading commands.
 
-    With ``waits`` the last one is `durability.wait_command`, whose answer may be the server's
+    With ``waits`` the last one is `submission.wait_command`, whose answer may be the server's
     error. Where the connection breaks, all commands are run again.
     """
 

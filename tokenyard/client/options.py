@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Literal, TypedDict, get_args
 
-from tokenyard.client.durability import Durability
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.wire import (
     Input,
@@ -18,6 +17,9 @@ from tokenyard.protocol.wire import (
 )
 
 Messages = Sequence[Mapping[str, Any]]
+#: Where a request must be stored before its submission counts as accepted.
+Durability = Literal["memory", "disk", "replicated"]
+LEVELS: Final = get_args(Durability)
 #: Text, token ids, chat messages, or, for a task that pools, several texts or lists of token ids.
 Prompt = str | Sequence[int] | Messages | Sequence[Input]
 

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from tokenyard import clock
-from tokenyard.client.durability import Durability
+from tokenyard.client.options import Durability
 from tokenyard.client.tokenization import Detokenizer, LocalText, local_text_of
 from tokenyard.protocol.errors import RequestFailed, TokenyardError, WaitTimeout
 from tokenyard.protocol.replies import (

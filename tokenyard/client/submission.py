@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from tokenyard import clock
 from tokenyard.broker.outage import Outage
 from tokenyard.client.build import PreparedRequest, SubmissionTerms
-from tokenyard.client.durability import durability_error, wait_command
-from tokenyard.client.operations import Ask, Steps
+from tokenyard.client.operations import Ask, Command, Steps
+from tokenyard.client.options import Durability
 from tokenyard.client.pending import PendingRequest
 from tokenyard.client.state import ClientState
 from tokenyard.client.window import MapWindow, Numbered
@@ -33,6 +33,8 @@ _MAX_BYTES: Final = 1024 * 1024
 _RETRY_AFTER_S: Final = 2.0
 #: Longest time until a `map` tries again: an operator may have raised the limit.
 _MAX_RETRY_AFTER_S: Final = 30.0
+#: Longest wait for a disk or a replica. A server that syncs once a second takes up to a second.
+WAIT_S: Final = 5.0
 _ACCEPTED: Final = Submitted.ACCEPTED  # enum attribute access is slow; bound once for the hot path
 
 _New = tuple[Request, RequestTemplate, Media, PendingRequest]
@@ -44,9 +46,8 @@ class _BurstOutcome:
 
     submitted: Mapping[int, PendingRequest]
     refused: dict[int, errors.SubmissionError] = field(default_factory=dict)
-    postponed: errors.SubmissionError | None = (
-        None  # why those that are in neither are to come again
-    )
+    #: Why those that are in neither are to come again.
+    postponed: errors.SubmissionError | None = None
     not_durable: errors.NotDurable | None = None  # raised although the requests were submitted
 
 
@@ -179,8 +180,9 @@ class Submitter:
             pending.is_submitted = False
             request, template = prepared.request, prepared.template
             if trace and state.builder.has_room(prepared, tracing.ROOM):
-                request, template = trace.carry(request), None
-            load.new.append((request, template or template_of(request), prepared.media, pending))
+                request = trace.carry(request)
+                template = template_of(request)
+            load.new.append((request, template, prepared.media, pending))
             load.by_index[index] = pending
         return load
 
@@ -268,6 +270,40 @@ def _note_acceptances(
             pending.is_submitted = True
             known.append(pending)
     return known
+
+
+# WAITAOF and WAIT (Redis and Valkey 7.2 or newer) wait for everything written before on the same
+# connection: one wait for a whole burst. Under ``appendfsync everysec`` some servers, including
+# Valkey 9.1, answer WAITAOF before they have written (redis#13793), and a client cannot detect
+# that: ``disk`` is certain only under ``always``.
+
+
+def wait_command(durability: Durability) -> Command | None:
+    """The command that waits, to be sent after the writes; None for ``memory``."""
+    wait_ms = int(1000 * WAIT_S)
+    match durability:
+        case "disk":
+            return ("WAITAOF", 1, 0, wait_ms)
+        case "replicated":
+            return ("WAIT", 1, wait_ms)
+        case _:
+            return None
+
+
+def durability_error(durability: Durability, answer: Any) -> str:
+    """Why the writes are not known to be durable, from the answer to `wait_command`; else ""."""
+    if isinstance(answer, Exception):
+        text = str(answer)
+        if "unknown command" in text.lower():
+            return (
+                "the server has no WAITAOF: that needs Redis 7.2 or Valkey, or appendfsync always"
+            )
+        return f"the server refuses: {text}"
+    count = answer[0] if isinstance(answer, list) else answer
+    if count >= 1:
+        return ""
+    where = "on its disk" if durability == "disk" else "at a replica"
+    return f"the server did not have it {where} within {WAIT_S:g} s"
 
 
 def bursts(numbered: Iterable[Numbered]) -> Iterator[list[Numbered]]:

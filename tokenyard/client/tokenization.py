@@ -64,10 +64,10 @@ def load_tokenizer(source: object) -> Tokenizer:
 
     Raises `SettingsError` where transformers is missing or cannot load it.
     """
-    if isinstance(source, Tokenizer) and not hasattr(source, "apply_chat_template"):
-        return source
     if hasattr(source, "apply_chat_template"):
         return HuggingFaceTokenizer(source)
+    if isinstance(source, Tokenizer):
+        return source
     try:
         from transformers import AutoTokenizer
     except ImportError as fault:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tokenyard.broker.check import OLDEST, compatible_version, server_name
-from tokenyard.client.durability import Durability
+from tokenyard.client.options import Durability
 from tokenyard.doctor.evidence import Evidence
 from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
 from tokenyard.protocol.texts import byte_size

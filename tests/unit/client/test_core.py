@@ -16,6 +16,7 @@ from tokenyard.client.sync import LISTEN_TIMEOUT_S
 from tokenyard.protocol.errors import BrokerUnavailable, BrokerUnsuitable, QueueFull
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.replies import encode_reply
+from tokenyard.protocol.wire import template_of
 from tokenyard.scripts.answers import Acceptance, Submitted
 from tokenyard.scripts.calls import Call
 
@@ -27,7 +28,9 @@ def make_core() -> ClientCore:
 def prepare(
     request_id: str, priority_class: PriorityClass = "normal", size: int = 1
 ) -> PreparedRequest:
-    return PreparedRequest(make_request(request_id), SubmissionTerms(priority_class), None, size)
+    request = make_request(request_id)
+    terms = SubmissionTerms(priority_class)
+    return PreparedRequest(request, terms, None, size, template_of(request))
 
 
 def command(operation: Operation) -> Any:
@@ -115,9 +118,10 @@ def test_an_error_that_stays_ends_listening() -> None:
         steps.throw(BrokerUnsuitable("no permission"))
 
 
-def test_a_blocking_read_ends_before_its_socket_gives_up() -> None:
+def test_a_blocking_read_ends_before_its_socket_gives_up_and_a_request_is_looked_up() -> None:
     """Given a server that stands still for 3 s, I expect that no client loses its connection."""
     assert max(BLOCK_MS, IDLE_BLOCK_MS) / 1000 + 3.0 <= LISTEN_TIMEOUT_S
+    assert IDLE_BLOCK_MS / 1000 < CHECK_AFTER_S
 
 
 def test_a_client_with_nothing_under_way_reads_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +139,6 @@ def test_a_client_with_nothing_under_way_reads_less_often(monkeypatch: pytest.Mo
     monkeypatch.setattr("tokenyard.client.router.TRIM_EVERY_S", 0.0)
     assert command(steps.send([None]))[0] == "XTRIM"
     assert _block_ms(steps.send([None])) == IDLE_BLOCK_MS
-
-
-def test_a_silent_request_is_looked_up_as_soon_after_an_idle_read() -> None:
-    assert IDLE_BLOCK_MS / 1000 < CHECK_AFTER_S
 
 
 def _block_ms(operation: Operation) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_delta, make_result
-from tokenyard.client.lease import RENEW_EVERY_S, ClientLease
 from tokenyard.client.pending import PendingRequest
+from tokenyard.client.state import RENEW_EVERY_S, ClientLease
 from tokenyard.protocol.errors import UnknownRequest, WaitTimeout
 
 
@@ -23,18 +23,14 @@ def test_without_requests_there_is_nothing_to_tell() -> None:
     assert not client_lease.is_due(1e9)
 
 
-def test_the_lease_is_renewed_in_time() -> None:
-    client_lease, _ = attended("q", now=100.0)
+def test_the_lease_is_renewed_in_time_and_by_each_submission() -> None:
+    client_lease, requests = attended("q", now=100.0)
     assert not client_lease.is_due(100.0 + RENEW_EVERY_S / 2)
     assert client_lease.is_due(100.0 + RENEW_EVERY_S)
     assert client_lease.take_ended(100.0 + RENEW_EVERY_S) == []
     assert not client_lease.is_due(100.0 + RENEW_EVERY_S)
-
-
-def test_submitting_renews_it_too() -> None:
-    client_lease, requests = attended("q")
-    client_lease.attach(requests, RENEW_EVERY_S)
-    assert not client_lease.is_due(RENEW_EVERY_S)
+    client_lease.attach(requests, 100.0 + 2 * RENEW_EVERY_S)
+    assert not client_lease.is_due(100.0 + 2 * RENEW_EVERY_S)
 
 
 def test_requests_with_a_result_are_reported_once_and_detached() -> None:
@@ -67,7 +63,7 @@ def test_a_forgotten_request_has_not_ended() -> None:
 def test_many_ended_requests_are_reported_before_the_lease_is_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tokenyard.client.lease.MANY_ENDED", 2)
+    monkeypatch.setattr("tokenyard.client.state.MANY_ENDED", 2)
     client_lease, requests = attended("a", "b", "c")
     for pending in requests[:2]:
         assert not client_lease.is_due(0.0)

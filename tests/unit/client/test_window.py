@@ -15,10 +15,12 @@ from tokenyard.client.build import PreparedRequest, SubmissionTerms
 from tokenyard.client.pending import PendingRequest
 from tokenyard.client.window import MapWindow, Numbered
 from tokenyard.protocol.errors import UnknownRequest
+from tokenyard.protocol.wire import template_of
 
 
 def prepared(request_id: str) -> PreparedRequest:
-    return PreparedRequest(make_request(request_id), SubmissionTerms(), None, 100)
+    request = make_request(request_id)
+    return PreparedRequest(request, SubmissionTerms(), None, 100, template_of(request))
 
 
 def make_window(items: Iterable[Any], size: int = 8, **options: Any) -> MapWindow:

@@ -21,7 +21,6 @@ from tokenyard.batch.rq.jobs import CANCEL_FIELD, BatchQueue, JobOrder
 from tokenyard.batch.rq.schedule import next_time, now, spec_at
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import Batch, BatchSpec
-from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, SettingsError, TokenyardError
 from tokenyard.telemetry.logs import HarmlessFormatter
 
@@ -115,7 +114,7 @@ class _Try:
         runner = Runner(
             *yard,
             self._order.spec,
-            asking=asking or by_client(*yard, DEFAULT_CONNECT_TIMEOUT_S, PATIENCE_S),
+            asking=asking or by_client(*yard, patience_s=PATIENCE_S),
             on_progress=self._update,
             is_cancelled=self._is_cancelled,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from redis.exceptions import NoPermissionError
 
-from tokenyard.batch.line_errors import LineErrors, read_line_errors
+from tokenyard.batch.answers import LineErrors, read_line_errors
 from tokenyard.board.page import NotFound, Parameters
 from tokenyard.board.paging import address, asked_page
 from tokenyard.ops.batches import queue_of
