@@ -26,7 +26,6 @@ from gateway.http.incoming import (
     replay,
     with_file_urls,
 )
-from gateway.listing import find_model
 from gateway.responses.options import PATH as RESPONSES_URL
 from gateway.responses.options import for_front_end, read_options
 from gateway.responses.store import PREFIX, StoredResponse
@@ -133,7 +132,7 @@ class LineAsker:
                 raise invalid(field, "is not supported in a batch")
         if "messages" in given:
             given["messages"] = with_file_urls(given["messages"])
-        profile = find_model(self._models, given, self._may_use)
+        profile = self._models.find(given, self._may_use)
         CURRENT.set(None)  # what is loaded belongs to no request
         STATE.set(await self._front_ends.state_of(profile))
         self._front_ends.check_path(profile, self._spec.endpoint)
