@@ -22,9 +22,8 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from gateway.batches.folder import FolderStorage
 from gateway.batches.parts import beside
-from gateway.batches.storage import S3_SCHEME, Storage, Upload
+from gateway.batches.storage import S3_SCHEME, FolderStorage, Storage, Upload
 from gateway.http.errors import GatewayError
 from tokenyard import clock
 from tokenyard.process.extras import how_to_install

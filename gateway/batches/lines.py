@@ -26,8 +26,8 @@ from gateway.http.incoming import (
     replay,
     with_file_urls,
 )
-from gateway.responses.options import PATH as RESPONSES_URL
-from gateway.responses.options import for_front_end, read_options
+from gateway.responses.bodies import PATH as RESPONSES_URL
+from gateway.responses.bodies import for_front_end, read_options
 from gateway.responses.store import PREFIX, StoredResponse
 from gateway.responses.tap import ResponseTap
 from tokenyard import clock

@@ -16,7 +16,7 @@ from gateway.frontend.models import STATE
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import inner_scope, replay
-from gateway.responses.options import PATH
+from gateway.responses.bodies import PATH
 from gateway.responses.tap import Body, ResponseTap, failure
 from tokenyard.broker.tasks import first_of
 

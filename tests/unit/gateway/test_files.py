@@ -18,8 +18,7 @@ from starlette.types import Message
 
 from gateway.batches.api import BatchesApi, routes
 from gateway.batches.files import FileStore, name_of, new_id
-from gateway.batches.folder import FolderStorage
-from gateway.batches.storage import Storage
+from gateway.batches.storage import FolderStorage, Storage
 from gateway.http.errors import GatewayError
 from gateway.http.incoming import Bodies
 from gateway.http.principal import Principal

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.batches.files import name_of, new_id, open_storage, storage_of
-from gateway.batches.folder import FolderStorage
-from gateway.batches.storage import Storage
+from gateway.batches.storage import FolderStorage, Storage
 from tests.support.s3 import needs_s3
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings

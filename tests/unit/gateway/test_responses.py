@@ -12,8 +12,8 @@ from starlette.types import Message
 
 from gateway.http.context import Ticket
 from gateway.http.errors import GatewayError
-from gateway.responses.items import carried, listed, page
-from gateway.responses.options import for_front_end, read_options
+from gateway.http.routes import page
+from gateway.responses.bodies import carried, for_front_end, listed, read_options
 from gateway.responses.store import StoredResponse
 from gateway.responses.tap import ResponseTap, failure
 
