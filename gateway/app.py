@@ -18,8 +18,7 @@ from gateway import generation
 from gateway.batches import api as batches
 from gateway.batches.storage import Storage
 from gateway.frontend.models import FrontEnds
-from gateway.http.anthropic import MessagesAnswer, is_of_messages
-from gateway.http.errors import GatewayError, unavailable
+from gateway.http.errors import GatewayError, MessagesAnswer, is_of_messages, unavailable
 from gateway.http.incoming import Bodies
 from gateway.http.openapi import OpenApiDocument
 from gateway.http.principal import PrincipalLookup

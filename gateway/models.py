@@ -138,11 +138,6 @@ class ModelWatch:
         for task in list(self._preparing.values()):
             await end_task(task)
 
-    async def settled(self) -> None:
-        """Wait until no model is being made ready."""
-        while self._preparing:
-            await asyncio.gather(*self._preparing.values(), return_exceptions=True)
-
     async def _turn(self) -> None:
         await clock.pause(self._every_s)
         await self.look()

@@ -60,17 +60,8 @@ class StoredFile(Struct, frozen=True, kw_only=True):
 
     def as_object(self) -> dict[str, Any]:
         """The file object of OpenAI's API."""
-        return {
-            "id": self.id,
-            "object": "file",
-            "bytes": self.bytes,
-            "created_at": self.created_at,
-            "expires_at": self.expires_at,
-            "filename": self.filename,
-            "purpose": self.purpose,
-            "status": "processed",
-            "status_details": None,
-        }
+        same = {"object": "file", "status": "processed", "status_details": None}
+        return msgspec.structs.asdict(self) | same
 
 
 class FileStore:

@@ -26,6 +26,7 @@ from gateway.http.incoming import (
     replay,
     with_file_urls,
 )
+from gateway.http.sse import CaughtAnswer
 from gateway.responses.bodies import PATH as RESPONSES_URL
 from gateway.responses.bodies import for_front_end, read_options
 from gateway.responses.store import PREFIX, StoredResponse
@@ -138,7 +139,7 @@ class LineAsker:
         self._front_ends.check_path(profile, self._spec.endpoint)
         context = self._context(durable_id)
         CURRENT.set(context)
-        caught = _Caught()
+        caught = CaughtAnswer()
         send, body = caught.send, msgspec.json.encode(given)
         scope = inner_scope(self._spec.endpoint, durable_id)
         if self._spec.endpoint == RESPONSES_URL:
@@ -213,21 +214,6 @@ class LineAsker:
         """What the connection of a client would bring behind its request."""
         await self.is_over.wait()
         return {"type": "http.disconnect"}
-
-
-class _Caught:
-    """An answer that no client gets."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.body = b""
-
-    async def send(self, message: Message) -> None:
-        """Take a message from the app."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        elif message["type"] == "http.response.body":
-            self.body += message.get("body", b"")
 
 
 def _line_error(number: int, body: Any) -> LineError:

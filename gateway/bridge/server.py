@@ -83,7 +83,8 @@ async def _serve(settings: BridgeSettings) -> None:
         while not stop.is_set():
             unserved = [one.address for one in front_ends if not one.is_served]
             health.turned(f"no front end at {unserved[0]}" if unserved else probes.not_ready)
-            await _pause(stop)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _TURN_S)
         health.stopping()
         log.info("stopping: answers under way may finish for %g s", settings.grace_s)
         await bridge.drain(settings.grace_s)
@@ -108,11 +109,6 @@ async def _open_key_check(
     check = KeyCheck(queue, yard, model.name, settings.id_prefix, settings.key_check_port)
     await check.start()
     return check
-
-
-async def _pause(stop: asyncio.Event) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), _TURN_S)
 
 
 def journal_path(settings: BridgeSettings, address: str) -> Path:

@@ -42,7 +42,6 @@ _STOP_S: Final = 10.0
 _STEADY_S: Final = 60.0
 #: Settings of the bridge that stand in variables, or that only the unit has.
 _BY_VARIABLE: Final = {"redis_url", "yard", "front", "front_args"}
-_VARIABLES_OF_FRONT: Final = {"TOKENYARD_BRIDGE_FRONT"}
 
 
 class Member:
@@ -226,5 +225,5 @@ def _bridge_command(settings: BridgeSettings) -> list[str]:
 
 def _bridge_variables(settings: BridgeSettings) -> dict[str, str]:
     """Its environment, with the URL, in which there may be a password."""
-    rest = {name: value for name, value in os.environ.items() if name not in _VARIABLES_OF_FRONT}
+    rest = {name: value for name, value in os.environ.items() if name != "TOKENYARD_BRIDGE_FRONT"}
     return {**rest, URL_VARIABLE: settings.redis_url, YARD_VARIABLE: settings.yard}

@@ -315,7 +315,7 @@ async def test_an_answer_that_has_not_begun_is_503() -> None:
 async def test_an_answer_that_is_over_stays_as_it_is(kind: bytes) -> None:
     connection = Connection()
     one = OpenAnswer(connection.send)
-    await one.send(head(kind))
+    await one.send(open_head(kind))
     await one.send(body(b"{}", more=False))
     await one.interrupt()
     assert connection.body == b"{}"

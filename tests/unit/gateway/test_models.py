@@ -106,7 +106,12 @@ class Rig:
 
     async def look(self) -> None:
         await self.watch.look()
-        await self.watch.settled()
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Wait until no model is being made ready."""
+        while self.watch._preparing:
+            await asyncio.gather(*self.watch._preparing.values(), return_exceptions=True)
 
 
 @pytest.fixture
@@ -141,7 +146,7 @@ async def test_new_settings_count_once_they_are_ready(rig: Rig) -> None:
     await rig.watch.look()
     assert rig.watch.profiles["m"] is old, "still served"
     rig.ends.may_finish.set()
-    await rig.watch.settled()
+    await rig.settled()
 
     assert rig.watch.profiles["m"].arguments["max_model_len"] == 5
     assert rig.ends.forgotten == [old]
