@@ -18,15 +18,13 @@ from gateway import generation
 from gateway.batches import api as batches
 from gateway.batches.storage import Storage
 from gateway.frontend.models import FrontEnds
-from gateway.http.anthropic import MessagesAnswer, is_of_messages
-from gateway.http.errors import GatewayError, unavailable
+from gateway.http.errors import GatewayError, MessagesAnswer, is_of_messages, unavailable
 from gateway.http.incoming import Bodies
 from gateway.http.openapi import OpenApiDocument
 from gateway.http.principal import PrincipalLookup
 from gateway.http.records import Records
 from gateway.http.routes import Call, Endpoint, Router, Routes
 from gateway.http.sse import OpenAnswer, send_body, send_error, stopping
-from gateway.listing import ModelList
 from gateway.metrics import OTHER, GatewayMetrics
 from gateway.models import ModelWatch
 from gateway.queue.health import YardHealth
@@ -79,7 +77,7 @@ class Gateway:
                 allow_headers=["*"],
                 expose_headers=["*"],
             )
-        self._list = ModelList(models, front_ends)
+        self._models = models
         self._health = health
         self._open: set[OpenAnswer] = set()
         self.metrics = GatewayMetrics(lambda: len(self._open))
@@ -194,12 +192,12 @@ class Gateway:
     @routes("GET /v1/models", "models", answer="ModelCards")
     async def list_models(self, call: Call) -> None:
         """List the models and adapters that the key may use, loaded or not."""
-        await call.answer(await self._list.all(call.principal.may_use))
+        await call.answer(await self._models.cards(call.principal.may_use))
 
     @routes("GET /v1/models/{model:path}", "models", answer="ModelCard")
     async def retrieve_model(self, call: Call) -> None:
         """Describe one model or adapter."""
-        await call.answer(await self._list.one(call.params["model"], call.principal.may_use))
+        await call.answer(await self._models.card(call.params["model"], call.principal.may_use))
 
     @routes("GET /health", "probes", answer="AnyObject", is_open=True)
     async def health(self, call: Call) -> None:

@@ -29,7 +29,6 @@ from gateway.http.principal import Principal
 from gateway.http.records import Records, durable_id, fingerprint
 from gateway.http.routes import Call, Register, Routes
 from gateway.http.sse import Answer, BodyErrors
-from gateway.listing import find_model
 from gateway.models import ModelWatch
 from gateway.queue.calls import Command
 from gateway.queue.health import YardHealth
@@ -204,7 +203,7 @@ class GenerationApi:
             if len(raw) > most_bytes:
                 raise too_large(most_bytes)
             parsed = await self.bodies.parse(raw, client)
-        profile = find_model(self.models, parsed.value, call.principal.may_use)
+        profile = self.models.find(parsed.value, call.principal.may_use)
         STATE.set(await self.front_ends.state_of(profile))
         if call.path not in _FOR_ANY_TASK:
             self.front_ends.check_path(profile, call.path)

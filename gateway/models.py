@@ -1,18 +1,24 @@
-"""Which models the yard has; each is made ready before anybody asks."""
+"""Which models the yard has; each is made ready before anybody asks.
+
+``GET /v1/models`` lists them in OpenAI's form, with vLLM's fields, and says whether a worker holds
+the model.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from gateway.announcements import ModelProfile, OwnRules, by_request_name, read_hosts
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, unavailable
 from tokenyard import clock
 from tokenyard.broker.tasks import BackgroundLoop, end_task
+from tokenyard.protocol.texts import did_you_mean
 from tokenyard.protocol.worker_info import WorkerInfo, decode_worker
 
 if TYPE_CHECKING:
@@ -26,6 +32,10 @@ log = logging.getLogger("tokenyard.gateway")
 _FORGET_S: Final = 60.0
 #: A model that could not be made ready is tried again after so long.
 _AGAIN_S: Final = 30.0
+#: What the states of workers mean for a model, the best first.
+_WARMTH: Final[Mapping[str, str]] = {"ready": "warm", "loading": "loading", "asleep": "asleep"}
+#: A wrong name is compared with so many: each takes time in which nothing else is answered.
+_MOST_COMPARED: Final = 100
 
 
 class ModelWatch:
@@ -69,6 +79,54 @@ class ModelWatch:
         """The profile for each name that a request may use, also those of adapters."""
         return self._by_name
 
+    def find(self, body: Mapping[str, Any], may_use: Callable[[str], bool]) -> ModelProfile:
+        """The model that a body names, or the only one; raises `GatewayError`."""
+        if not self.profiles:
+            raise unavailable("no host has announced a model to the yard yet", param="model")
+        name = body.get("model")
+        if name is None:
+            name = self.only or None
+        if not isinstance(name, str):
+            raise GatewayError(400, "name a model", param="model")
+        return self._profile(name, may_use)
+
+    def _profile(self, name: str, may_use: Callable[[str], bool]) -> ModelProfile:
+        profile = self.profiles.get(name)
+        if profile is None or not may_use(name):
+            raise _unknown_model(name, filter(may_use, self.profiles))
+        return profile
+
+    async def cards(self, may_use: Callable[[str], bool]) -> dict[str, Any]:
+        """All models and adapters that one may use, by name."""
+        workers = await self.workers()
+        profiles = sorted(self.profiles.items())
+        cards = [self._card(name, profile, workers) for name, profile in profiles if may_use(name)]
+        return {"object": "list", "data": cards}
+
+    async def card(self, name: str, may_use: Callable[[str], bool]) -> dict[str, Any]:
+        """One of them; raises `GatewayError`."""
+        return self._card(name, self._profile(name, may_use), await self.workers())
+
+    def _card(
+        self, name: str, profile: ModelProfile, workers: Iterable[WorkerInfo]
+    ) -> dict[str, Any]:
+        holders = [worker for worker in workers if worker.model == profile.name]
+        length = self._front_ends.max_model_len(profile)
+        card: dict[str, Any] = {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "tokenyard",
+            "root": name if name != profile.name else profile.path,
+            "parent": profile.name if name != profile.name else None,
+            "max_model_len": length or max((one.max_model_len for one in holders), default=None),
+            "state": warmth({worker.state for worker in holders}),
+        }
+        fault = self._front_ends.fault(profile)
+        if card["state"] == "cold" and (why := self.load_faults.get(profile.name)):
+            card["state"], fault = "failed", fault or why
+        return card | {"fault": fault} if fault else card
+
     async def start(self) -> None:
         """Look once, and go on looking."""
         await self.look()
@@ -79,11 +137,6 @@ class ModelWatch:
         await self.loop.stop()
         for task in list(self._preparing.values()):
             await end_task(task)
-
-    async def settled(self) -> None:
-        """Wait until no model is being made ready."""
-        while self._preparing:
-            await asyncio.gather(*self._preparing.values(), return_exceptions=True)
 
     async def _turn(self) -> None:
         await clock.pause(self._every_s)
@@ -186,3 +239,16 @@ class ModelWatch:
         if text not in self._complained and len(self._complained) < 1000:
             self._complained.add(text)
             log.warning("%s", text)
+
+
+def warmth(states: Iterable[str]) -> str:
+    """``warm``, ``loading``, ``asleep`` or ``cold``, by the states of the workers that hold it."""
+    known = set(states)
+    return next((word for state, word in _WARMTH.items() if state in known), "cold")
+
+
+def _unknown_model(name: str, known: Iterable[str]) -> GatewayError:
+    """The error for a model that the yard does not have; ``known`` are those that it might be."""
+    hint = did_you_mean(name[:200], islice(known, _MOST_COMPARED)) or "; see GET /v1/models"
+    message = f"the model {name[:200]!r} does not exist{hint}"
+    return GatewayError(404, message, param="model", code="model_not_found")

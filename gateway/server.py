@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import uvloop
 
-from gateway.http.anthropic import error_body, is_of_messages
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, is_of_messages, messages_error
 from tokenyard.broker.tasks import first_of
 from tokenyard.process.extras import how_to_install
 from tokenyard.process.http_connection import BoundedConnection
@@ -136,7 +135,7 @@ class GatewayConnection(BoundedConnection):
     def refusal(self, status: int, message: str) -> bytes:
         """An error as OpenAI's or Anthropic's clients expect it."""
         if is_of_messages(self.url.partition(b"?")[0].decode("latin-1")):
-            return error_body(status, message, secrets.token_hex(16))
+            return messages_error(status, message, secrets.token_hex(16))
         return GatewayError(status, message).body()
 
 

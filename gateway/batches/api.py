@@ -19,8 +19,7 @@ from gateway.batches.upload import expected_bytes, receive_upload
 from gateway.http.errors import GatewayError
 from gateway.http.incoming import Bodies, require_json
 from gateway.http.records import key_reused
-from gateway.http.routes import Call, Handler, Routes
-from gateway.responses.items import as_list, cut, page
+from gateway.http.routes import Call, Handler, Routes, as_list, cut, page
 from tokenyard import clock
 from tokenyard.protocol.errors import Code
 

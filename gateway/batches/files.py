@@ -22,9 +22,8 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from gateway.batches.folder import FolderStorage
 from gateway.batches.parts import beside
-from gateway.batches.storage import S3_SCHEME, Storage, Upload
+from gateway.batches.storage import S3_SCHEME, FolderStorage, Storage, Upload
 from gateway.http.errors import GatewayError
 from tokenyard import clock
 from tokenyard.process.extras import how_to_install
@@ -61,17 +60,8 @@ class StoredFile(Struct, frozen=True, kw_only=True):
 
     def as_object(self) -> dict[str, Any]:
         """The file object of OpenAI's API."""
-        return {
-            "id": self.id,
-            "object": "file",
-            "bytes": self.bytes,
-            "created_at": self.created_at,
-            "expires_at": self.expires_at,
-            "filename": self.filename,
-            "purpose": self.purpose,
-            "status": "processed",
-            "status_details": None,
-        }
+        same = {"object": "file", "status": "processed", "status_details": None}
+        return msgspec.structs.asdict(self) | same
 
 
 class FileStore:

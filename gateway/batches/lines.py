@@ -26,9 +26,9 @@ from gateway.http.incoming import (
     replay,
     with_file_urls,
 )
-from gateway.listing import find_model
-from gateway.responses.options import PATH as RESPONSES_URL
-from gateway.responses.options import for_front_end, read_options
+from gateway.http.sse import CaughtAnswer
+from gateway.responses.bodies import PATH as RESPONSES_URL
+from gateway.responses.bodies import for_front_end, read_options
 from gateway.responses.store import PREFIX, StoredResponse
 from gateway.responses.tap import ResponseTap
 from tokenyard import clock
@@ -133,13 +133,13 @@ class LineAsker:
                 raise invalid(field, "is not supported in a batch")
         if "messages" in given:
             given["messages"] = with_file_urls(given["messages"])
-        profile = find_model(self._models, given, self._may_use)
+        profile = self._models.find(given, self._may_use)
         CURRENT.set(None)  # what is loaded belongs to no request
         STATE.set(await self._front_ends.state_of(profile))
         self._front_ends.check_path(profile, self._spec.endpoint)
         context = self._context(durable_id)
         CURRENT.set(context)
-        caught = _Caught()
+        caught = CaughtAnswer()
         send, body = caught.send, msgspec.json.encode(given)
         scope = inner_scope(self._spec.endpoint, durable_id)
         if self._spec.endpoint == RESPONSES_URL:
@@ -214,21 +214,6 @@ class LineAsker:
         """What the connection of a client would bring behind its request."""
         await self.is_over.wait()
         return {"type": "http.disconnect"}
-
-
-class _Caught:
-    """An answer that no client gets."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.body = b""
-
-    async def send(self, message: Message) -> None:
-        """Take a message from the app."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        elif message["type"] == "http.response.body":
-            self.body += message.get("body", b"")
 
 
 def _line_error(number: int, body: Any) -> LineError:

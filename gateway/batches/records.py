@@ -15,7 +15,7 @@ from gateway.batches.storage import Storage
 from gateway.http.errors import GatewayError, invalid
 from gateway.http.incoming import TRANSCRIBING
 from gateway.http.records import durable_id
-from gateway.responses.options import PATH as RESPONSES_URL
+from gateway.responses.bodies import PATH as RESPONSES_URL
 from tokenyard.batch.lines import CHAT_URL, COMPLETIONS_URL
 from tokenyard.protocol.keys import BATCH_PREFIX
 

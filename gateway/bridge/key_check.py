@@ -31,8 +31,7 @@ from tokenyard.protocol.streams import whole
 
 log = logging.getLogger("tokenyard.bridge")
 
-#: The answer for a proxy, and the one for its client where that is a refusal.
-CHECK: Final = "/check"
+#: The path of a refusal as the proxy's client gets it; each other path answers the proxy.
 REFUSED: Final = "/refused"
 _HOST: Final = "127.0.0.1"
 #: Time between two looks at the queue.

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
 from gateway.announcements import ModelProfile, OwnRules, read_hosts
+from tokenyard import clock
+from tokenyard.broker.connection import open_connection, translated
 from tokenyard.protocol.bridge_settings import BridgedTask, BridgeSettings
-from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.errors import SettingsError, TokenyardError
+from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.serve_args import OF_ENGINE
 from tokenyard.protocol.worker_info import decode_workers
 
 log = logging.getLogger("tokenyard.bridge")
 
+#: Time between two looks at what hosts announce.
+_LOOK_S: Final = 0.25
 _TASKS: Final[tuple[BridgedTask, ...]] = get_args(BridgedTask)
 
 
@@ -32,6 +37,35 @@ class ServedModel:
     adapters: int  # how many it has
     task: BridgedTask
     arguments: Mapping[str, Any]  # of the engine, that a front end needs too
+
+
+def until_announced(
+    settings: BridgeSettings,
+    is_stopped: Callable[[], object],
+    turned: Callable[[str], object],
+    fatal: type[TokenyardError],
+) -> ServedModel | None:
+    """The model, once a host announces it; None where that is not to be waited for any more.
+
+    ``turned`` is told after each look why it waits. Raises errors of the kind ``fatal``.
+    """
+    keys, told = Keys(settings.yard), ""
+    with open_connection(settings.redis_url) as connection:
+        run: Any = connection
+        while not is_stopped():
+            try:
+                with translated(settings.redis_url):
+                    return find_model(run.hgetall(keys.hosts), run.hgetall(keys.workers), settings)
+            except fatal:
+                raise
+            except (NotAnnounced, TokenyardError) as error:
+                why = str(error)
+            turned(why)
+            if why != told:
+                log.warning("waiting: %s", why)
+                told = why
+            clock.sleep(_LOOK_S)
+    return None
 
 
 def find_model(

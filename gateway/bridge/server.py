@@ -13,7 +13,7 @@ from gateway.bridge import engine_core
 from gateway.bridge.bridge import Bridge
 from gateway.bridge.front_end import FrontEnd
 from gateway.bridge.journal import Journal
-from gateway.bridge.model import NotAnnounced, ServedModel, find_model
+from gateway.bridge.model import ServedModel, until_announced
 from gateway.bridge.requests import RequestReader
 from gateway.queue.health import YardHealth
 from gateway.queue.yard import YardQueue
@@ -21,7 +21,7 @@ from tokenyard.process.extras import why_no_board
 from tokenyard.process.program import Exit
 from tokenyard.process.running import default_data_dir
 from tokenyard.protocol.bridge_settings import BridgeSettings
-from tokenyard.protocol.errors import SettingsError, TokenyardError
+from tokenyard.protocol.errors import SettingsError
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
 
@@ -62,7 +62,9 @@ async def _serve(settings: BridgeSettings) -> None:
         endpoint = Endpoint(bridge, health, settings.metrics_host, settings.metrics_port)
         endpoint.start()
     try:
-        model = await _until_announced(queue, settings, health, stop)
+        model = await asyncio.to_thread(
+            until_announced, settings, stop.is_set, health.turned, SettingsError
+        )
         if model is None:
             return
         bridge.reader = RequestReader(model.name, settings.id_prefix, settings.result_ttl_s)
@@ -81,7 +83,8 @@ async def _serve(settings: BridgeSettings) -> None:
         while not stop.is_set():
             unserved = [one.address for one in front_ends if not one.is_served]
             health.turned(f"no front end at {unserved[0]}" if unserved else probes.not_ready)
-            await _pause(stop)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _TURN_S)
         health.stopping()
         log.info("stopping: answers under way may finish for %g s", settings.grace_s)
         await bridge.drain(settings.grace_s)
@@ -96,28 +99,6 @@ async def _serve(settings: BridgeSettings) -> None:
         await queue.stop()
 
 
-async def _until_announced(
-    queue: YardQueue, settings: BridgeSettings, health: Health, stop: asyncio.Event
-) -> ServedModel | None:
-    """The model, once a host announces it; None where that is not to be waited for any more."""
-    told = ""
-    while not stop.is_set():
-        try:
-            hosts = await queue.broker.command("HGETALL", queue.keys.hosts)
-            workers = await queue.broker.command("HGETALL", queue.keys.workers)
-            return find_model(hosts, workers, settings)
-        except SettingsError:
-            raise
-        except (NotAnnounced, TokenyardError) as error:
-            why = str(error)
-        health.turned(why)
-        if why != told:
-            log.warning("waiting: %s", why)
-            told = why
-        await _pause(stop)
-    return None
-
-
 async def _open_key_check(
     settings: BridgeSettings, queue: YardQueue, yard: YardHealth, model: ServedModel
 ) -> KeyCheck:
@@ -128,11 +109,6 @@ async def _open_key_check(
     check = KeyCheck(queue, yard, model.name, settings.id_prefix, settings.key_check_port)
     await check.start()
     return check
-
-
-async def _pause(stop: asyncio.Event) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), _TURN_S)
 
 
 def journal_path(settings: BridgeSettings, address: str) -> Path:

@@ -14,13 +14,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gateway.bridge.journal import has_front
-from gateway.bridge.model import NotAnnounced, ServedModel, find_model
+from gateway.bridge.model import ServedModel, until_announced
 from gateway.bridge.server import journal_path
 from tokenyard import clock
-from tokenyard.broker.connection import open_connection, translated
 from tokenyard.broker.outage import Backoff
 from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import free_port
@@ -29,8 +28,7 @@ from tokenyard.process.owned_folder import owned_folder
 from tokenyard.process.program import Exit
 from tokenyard.process.running import URL_VARIABLE, YARD_VARIABLE
 from tokenyard.protocol.bridge_settings import BridgeSettings
-from tokenyard.protocol.errors import SettingsError, StartFailed, TransientError
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.errors import PermanentError, SettingsError, StartFailed
 from tokenyard.protocol.wire import GENERATE
 
 log = logging.getLogger("tokenyard.bridge")
@@ -44,7 +42,6 @@ _STOP_S: Final = 10.0
 _STEADY_S: Final = 60.0
 #: Settings of the bridge that stand in variables, or that only the unit has.
 _BY_VARIABLE: Final = {"redis_url", "yard", "front", "front_args"}
-_VARIABLES_OF_FRONT: Final = {"TOKENYARD_BRIDGE_FRONT"}
 
 
 class Member:
@@ -89,7 +86,7 @@ def run_unit(settings: BridgeSettings) -> int:
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stopped.append(number))
-    model = _announced(settings, stopped)
+    model = until_announced(settings, lambda: stopped, lambda _: None, PermanentError)
     if model is None:
         return Exit.OK
     command = front_command(settings.front)
@@ -141,24 +138,6 @@ def _watch(
             log.warning("no bridge for %g s: its streams end with the front end", gone_s)
             front.stop(_STOP_S)
         clock.sleep(_TURN_S)
-
-
-def _announced(settings: BridgeSettings, stopped: Sequence[int]) -> ServedModel | None:
-    """The model, once a host announces it; None where nobody waits any more."""
-    keys, told = Keys(settings.yard), ""
-    with open_connection(settings.redis_url) as connection:
-        run: Any = connection
-        while not stopped:
-            try:
-                with translated(settings.redis_url):
-                    return find_model(run.hgetall(keys.hosts), run.hgetall(keys.workers), settings)
-            except (NotAnnounced, TransientError) as error:
-                why = str(error)
-                if why != told:
-                    log.warning("waiting: %s", why)
-                    told = why
-            clock.sleep(_TURN_S)
-    return None
 
 
 def front_command(name: str) -> list[str]:
@@ -246,5 +225,5 @@ def _bridge_command(settings: BridgeSettings) -> list[str]:
 
 def _bridge_variables(settings: BridgeSettings) -> dict[str, str]:
     """Its environment, with the URL, in which there may be a password."""
-    rest = {name: value for name, value in os.environ.items() if name not in _VARIABLES_OF_FRONT}
+    rest = {name: value for name, value in os.environ.items() if name != "TOKENYARD_BRIDGE_FRONT"}
     return {**rest, URL_VARIABLE: settings.redis_url, YARD_VARIABLE: settings.yard}

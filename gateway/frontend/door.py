@@ -11,7 +11,6 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Coroutine
-from types import ModuleType
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -23,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from transformers.utils import chat_template_utils
 
+from gateway.frontend.derived import module_with
 from gateway.frontend.params import check_asked
 from gateway.frontend.side import SideLoop, at_home
 from gateway.http.context import CURRENT
@@ -53,7 +53,7 @@ def open_door(app: FastAPI, max_grammar_bytes: int) -> None:
 
     side = SideLoop()
     for module in (chat_template_utils, responses):
-        vars(module)["json"] = _Json("json")
+        vars(module)["json"] = module_with(json, dumps=dumps)
     # vLLM's own code makes one of a body for Anthropic's API.
     ChatCompletionRequest.__pydantic_validator__ = _validator(
         ChatCompletionRequest.__pydantic_core_schema__
@@ -120,21 +120,14 @@ def _bounded(schema: Any) -> Any:
     return schema
 
 
-class _Json(ModuleType):
-    """The module ``json``, for which a large value beside the event loop is no single call of C's.
+def dumps(value: Any, **options: Any) -> str:
+    """``json.dumps``, for which a large value beside the event loop is no single call of C's.
 
     C's is more than twice as fast, and holds the interpreter until the end.
     """
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(json, name)
-
-    @staticmethod
-    def dumps(value: Any, **options: Any) -> str:
-        """The same text."""
-        is_of_small = threading.current_thread() is threading.main_thread()
-        by_c = is_of_small or has_few_items(value)
-        return (json.dumps if by_c else dumps_in_python)(value, **options)
+    is_of_small = threading.current_thread() is threading.main_thread()
+    by_c = is_of_small or has_few_items(value)
+    return (json.dumps if by_c else dumps_in_python)(value, **options)
 
 
 def _same(value: Any) -> Any:

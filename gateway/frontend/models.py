@@ -63,20 +63,14 @@ _MORE_ROUTERS: Final = (
 STATE: ContextVar[State] = ContextVar("gateway_state")
 
 
-class _Refusals(logging.Filter):
-    """Leaves out what vLLM logs of refused requests: a client could fill a disk with it."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is written."""
-        if not record.exc_info or not record.name.startswith("vllm.entrypoints."):
-            return True
-        context = CURRENT.get()
-        is_told = context is not None and context.ticket.error is not None
-        told = GatewayError, TokenyardError, VLLMClientError, GracefulHTTPError
-        return not (is_told or isinstance(record.exc_info[1], told))
-
-
-_REFUSALS: Final = _Refusals()
+def _is_logged(record: logging.LogRecord) -> bool:
+    """Not what vLLM logs of refused requests: a client could fill a disk with it."""
+    if not record.exc_info or not record.name.startswith("vllm.entrypoints."):
+        return True
+    context = CURRENT.get()
+    is_told = context is not None and context.ticket.error is not None
+    told = GatewayError, TokenyardError, VLLMClientError, GracefulHTTPError
+    return not (is_told or isinstance(record.exc_info[1], told))
 
 
 class _CurrentState:
@@ -176,7 +170,7 @@ class FrontEnds:
         bound_constraints(max_grammar_bytes)
         pass_media_on(self.fetcher)
         for handler in logging.getLogger().handlers:
-            handler.addFilter(_REFUSALS)
+            handler.addFilter(_is_logged)
         self.app.state = _CurrentState(self.app.state)  # type: ignore[assignment]
 
     async def state_of(self, profile: ModelProfile) -> State:

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 
 import tokenyard
-from gateway.http.anthropic import is_of_messages
+from gateway.http.errors import is_of_messages
 from gateway.http.routes import Route
 
 _BYTES: Final = {

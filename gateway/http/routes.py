@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import GatewayError, as_json
+from gateway.http.errors import GatewayError, as_json, invalid
 from gateway.http.principal import Principal
 from gateway.http.sse import send_body
 
@@ -162,3 +162,64 @@ class Router:
         meant = next(others, "")
         hint = f"did you mean {meant}?" if meant else "see GET /openapi.json"
         return GatewayError(404, f"there is no {method} {path}; {hint}")
+
+
+# Lists by pages, as their queries ask for them.
+
+_MOST_ITEMS: Final = 100
+_USUAL_ITEMS: Final = 20
+
+Item = dict[str, Any]
+
+
+def page(items: list[Item], query: Mapping[str, str], *bounds: int) -> Item:
+    """One page of a list, see `cut`; raises `GatewayError`."""
+    return as_list(*cut(items, query, *bounds))
+
+
+def cut(
+    items: list[Item], query: Mapping[str, str], usual: int = _USUAL_ITEMS, most: int = _MOST_ITEMS
+) -> tuple[list[Item], bool]:
+    """The items of a page, and whether there are more; raises `GatewayError`."""
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise invalid("order", "give `asc` or `desc`")
+    limit = number_in(query, "limit", usual)
+    if not 1 <= limit <= most:
+        raise invalid("limit", f"give 1 to {most}")
+    ordered = items if order == "asc" else items[::-1]
+    if "after" in query:
+        ids = [item["id"] for item in ordered]
+        if query["after"] not in ids:
+            raise invalid("after", "there is no such item")
+        ordered = ordered[ids.index(query["after"]) + 1 :]
+    return ordered[:limit], len(ordered) > limit
+
+
+def as_list(data: list[Item], has_more: bool) -> Item:
+    """The list object of OpenAI's API."""
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": has_more,
+    }
+
+
+def number_in(query: Mapping[str, str], name: str, default: int) -> int:
+    """A number that is not negative; raises `GatewayError`."""
+    text = query.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        raise invalid(name, "give a number that is not negative")
+    return int(text)
+
+
+def is_true(query: Mapping[str, str], name: str) -> bool:
+    """A truth value; raises `GatewayError`."""
+    text = query.get(name, "false").lower()
+    if text not in ("true", "false", "1", "0"):
+        raise invalid(name, "give `true` or `false`")
+    return text in ("true", "1")

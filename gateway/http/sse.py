@@ -10,9 +10,14 @@ from typing import Any, Final
 
 from starlette.types import Message, Send
 
-from gateway.http.anthropic import error_event, is_of_messages
 from gateway.http.context import RequestContext
-from gateway.http.errors import GatewayError, message_of, unavailable
+from gateway.http.errors import (
+    GatewayError,
+    is_of_messages,
+    message_of,
+    messages_event,
+    unavailable,
+)
 from tokenyard import clock
 
 log = logging.getLogger("tokenyard.gateway")
@@ -147,7 +152,7 @@ class Answer:
     def _in_form(self, event: bytes) -> bytes:
         if not self._is_of_messages:
             return event
-        return error_event(event, self._context.ticket.error, self._context.durable_id)
+        return messages_event(event, self._context.ticket.error, self._context.durable_id)
 
     async def _refuse(self, error: GatewayError) -> None:
         self.is_replaced = True
@@ -192,6 +197,21 @@ class BodyErrors:
         log.warning("vLLM's front end failed at a body for %s: %s", self._path, why)
         message = f"the body cannot be rendered to a prompt: {why}"
         await send_error(self._send, GatewayError(400, message))
+
+
+class CaughtAnswer:
+    """An answer that no client gets."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.body = b""
+
+    async def send(self, message: Message) -> None:
+        """Take a message from the app."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif message["type"] == "http.response.body":
+            self.body += message.get("body", b"")
 
 
 class OpenAnswer:

@@ -116,11 +116,6 @@ class ReplyReader:
             with contextlib.suppress(TokenyardError):
                 await self._broker.command("XTRIM", self._key, "MINID", trimmed)
 
-    @property
-    def count(self) -> int:
-        """The number of open requests."""
-        return len(self._streams)
-
     def follow(
         self, client: str, request_id: str, *, is_whole: bool, is_elsewhere: bool
     ) -> ReplyStream:

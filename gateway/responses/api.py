@@ -15,13 +15,15 @@ from starlette.types import Send
 
 from gateway.http.errors import GatewayError, as_json, invalid
 from gateway.http.incoming import BODY, Bodies, ParsedBody, dumps_in_python, read_event_id
-from gateway.http.routes import Call, Routes
+from gateway.http.routes import Call, Routes, is_true, number_in, page
 from gateway.http.sse import Answer, send_body
-from gateway.responses.items import as_items, carried, is_true, listed, number_in, page
-from gateway.responses.options import (
+from gateway.responses.bodies import (
     PATH,
     ResponseOptions,
+    as_items,
+    carried,
     for_front_end,
+    listed,
     read_options,
 )
 from gateway.responses.rendering import Renderer, replay_context

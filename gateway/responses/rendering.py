@@ -16,7 +16,8 @@ from gateway.frontend.models import STATE
 from gateway.http.context import CURRENT, RequestContext
 from gateway.http.errors import GatewayError, unavailable
 from gateway.http.incoming import inner_scope, replay
-from gateway.responses.options import PATH
+from gateway.http.sse import CaughtAnswer
+from gateway.responses.bodies import PATH
 from gateway.responses.tap import Body, ResponseTap, failure
 from tokenyard.broker.tasks import first_of
 
@@ -71,17 +72,12 @@ class Renderer:
 
         Raises `GatewayError` where vLLM or the queue refuses it.
         """
-        refusal: list[Message] = []
-
-        async def keep(message: Message) -> None:
-            if tap.status != 200:
-                refusal.append(message)
-
-        tap = ResponseTap(keep, stored, context.ticket)
+        caught = CaughtAnswer()
+        tap = ResponseTap(caught.send, stored, context.ticket)
         call = self._call(stored, context, headers, stored.body, _never, tap)
         fault = await _fault_of(_run_until(call, context.ticket.decided))
         if not context.ticket.is_accepted:
-            refused = context.ticket.error or _as_error(refusal)
+            refused = context.ticket.error or _as_error(caught)
             raise refused or _not_rendered(stored, fault) from fault
         if tap.opening is None:
             raise _unreadable()
@@ -181,15 +177,14 @@ async def _never() -> Message:
     raise AssertionError("unreachable")
 
 
-def _as_error(messages: list[Message]) -> GatewayError | None:
+def _as_error(answer: CaughtAnswer) -> GatewayError | None:
     """The refusal of a body by vLLM, to be sent as the gateway's own."""
-    status = next((one["status"] for one in messages if "status" in one), 500)
     try:
-        error = json.loads(b"".join(one.get("body", b"") for one in messages))["error"]
+        error = json.loads(answer.body)["error"]
         kind, message = str(error["type"]), str(error["message"])
     except (ValueError, LookupError, TypeError):
         return None
-    return GatewayError(status, message, param=error.get("param"), kind=kind)
+    return GatewayError(answer.status, message, param=error.get("param"), kind=kind)
 
 
 def _not_rendered(stored: StoredResponse, fault: Exception | None) -> GatewayError:

@@ -11,9 +11,9 @@ import pytest
 import rq
 
 from gateway.batches.files import FileStore, name_of, new_id
-from gateway.batches.folder import FolderStorage
 from gateway.batches.jobs import BatchJobs
 from gateway.batches.records import BatchRecord, read_batch
+from gateway.batches.storage import FolderStorage
 from gateway.http.principal import Principal
 from tests.batch.conftest import RqYard
 from tests.support.servers import Server

@@ -33,9 +33,9 @@ from starlette.datastructures import Headers
 
 from gateway.announcements import OwnRules
 from gateway.batches.files import FileStore, new_id
-from gateway.batches.folder import FolderStorage
 from gateway.batches.jobs import BatchJobs
 from gateway.batches.records import read_batch
+from gateway.batches.storage import FolderStorage
 from gateway.http.context import RequestContext
 from gateway.http.errors import GatewayError
 from gateway.http.principal import Principal, PrincipalLookup

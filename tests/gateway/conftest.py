@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from openai import OpenAI
 
 from tests.gateway.stand import Door, Stand
 
@@ -40,6 +41,13 @@ def door(stand: Stand) -> Door:
 def other_door(stand: Stand) -> Door:
     """A second one, which shares nothing with the first but the broker."""
     return stand.door(1)
+
+
+@pytest.fixture
+def sdk(door: Door) -> Iterator[OpenAI]:
+    """OpenAI's SDK at the first gateway."""
+    with OpenAI(base_url=f"{door.url}/v1", api_key="none", timeout=90.0, max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from openai import BadRequestError, NotFoundError, OpenAI, UnprocessableEntityEr
 
 from benchmarks.media_models import picture, shown
 from tests.engines.test_media import TEXT, said
-from tests.gateway.stand import Door, OwnServer, Stand
+from tests.gateway.stand import OwnServer, Stand
 from tests.gateway.test_pooling import Case, difference
 from tokenyard import Client
 
@@ -44,12 +44,6 @@ REFUSED: Final[list[Case]] = [
     (CHAT, {"messages": said({"type": "image_embeds", "image_embeds": "AAAA"}), **GREEDY}),
     (CHAT, {"messages": said({"type": "audio_url", "audio_url": {"url": "data:,"}}), **GREEDY}),
 ]
-
-
-@pytest.fixture
-def sdk(door: Door) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{door.url}/v1", api_key="none", timeout=90.0, max_retries=0) as client:
-        yield client
 
 
 def test_a_picture_is_seen(sdk: OpenAI, stand: Stand) -> None:

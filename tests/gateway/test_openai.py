@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -12,15 +11,8 @@ from openai import OpenAI
 
 from tests.gateway.asked import NAMED, OTHER_TOOL, PLACE, TOOL, Place, say
 from tests.gateway.speaker import text_behind
-from tests.gateway.stand import Door
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
-
-
-@pytest.fixture
-def sdk(door: Door) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{door.url}/v1", api_key="none", timeout=90.0, max_retries=0) as client:
-        yield client
 
 
 def test_models_are_listed(sdk: OpenAI) -> None:
@@ -274,15 +266,3 @@ def test_bad_parameters_are_bad_requests(sdk: OpenAI, options: Any, stream: bool
         sdk.chat.completions.create(model="speaker", messages=say("a"), stream=stream, **options)
 
     assert refused.value.type is not None
-
-
-def test_a_key_with_another_body_is_unprocessable(sdk: OpenAI) -> None:
-    headers = {"Idempotency-Key": "unprocessable"}
-    options: Any = {"model": "adder", "max_tokens": 4, "extra_headers": headers}
-    sdk.completions.create(prompt="1+1=", **options)
-    retrying = sdk.with_options(max_retries=2)
-
-    with pytest.raises(openai.UnprocessableEntityError) as refused:
-        retrying.completions.create(prompt="2+2=", **options)
-
-    assert refused.value.code == "idempotency_key_reused"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ import pytest
 from openai import OpenAI
 
 from benchmarks.pooling_models import Kind
-from tests.gateway.stand import Door, OwnServer, Stand
+from tests.gateway.stand import OwnServer, Stand
 from tests.support.waiting import eventually
 from tokenyard import Client, arrays
 
@@ -66,12 +65,6 @@ RANK: Final[list[Case]] = [
     ("/v2/rerank", {"query": "a", "documents": [*TEXTS, LONG], "max_tokens_per_doc": 4}),
     ("/rerank", {"query": "a text", "documents": []}),
 ]
-
-
-@pytest.fixture
-def sdk(door: Door) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{door.url}/v1", api_key="none", timeout=90.0, max_retries=0) as client:
-        yield client
 
 
 def test_embeddings_are_those_of_the_queue(sdk: OpenAI, stand: Stand) -> None:

@@ -37,12 +37,6 @@ EVENT: Final[TypeAdapter[Any]] = TypeAdapter(ResponseStreamEvent)
 
 
 @pytest.fixture
-def sdk(door: Door) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as one:
-        yield one
-
-
-@pytest.fixture
 def other_sdk(other_door: Door) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{other_door.url}/v1", api_key="none", max_retries=0) as one:
         yield one
@@ -296,24 +290,6 @@ def test_hostile_ids_are_not_found(door: Door, name: str) -> None:
         ]
     assert {one.status_code for one in answers} == {404}
     assert all(one.json()["error"]["message"] for one in answers)
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("PUT", "", 405),
-        ("POST", "", 405),
-        ("GET", "/cancel", 405),
-        ("POST", "/x/y", 404),
-        ("GET", "/input_items/", 307),
-    ],
-)
-def test_there_are_no_other_routes(
-    sdk: OpenAI, door: Door, method: str, path: str, status: int
-) -> None:
-    made = sdk.responses.create(**SHORT)
-    found = httpx.request(method, f"{door.url}/v1/responses/{made.id}{path}", timeout=60.0)
-    assert found.status_code == status
 
 
 @pytest.mark.parametrize(

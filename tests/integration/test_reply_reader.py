@@ -105,7 +105,7 @@ def test_each_request_gets_its_part_of_the_frames(run: Callable[[Scene], None]) 
         assert await asyncio.gather(*map(seqs, streams)) == [[0, 1, 3]] * 50
         for stream in streams:
             rig.reader.forget(stream)
-        assert rig.reader.count == 0
+        assert not rig.reader._streams
 
     run(scene)
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from gateway.batches.folder import FolderStorage
-from gateway.batches.storage import Storage
+from gateway.batches.storage import FolderStorage, Storage
 from gateway.server import open_board
 from tests.engines.harness import MODELS
 from tests.support.builders import random_name

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.announcements import ModelProfile, OwnRules, by_request_name, read_hosts
-from gateway.listing import warmth
+from gateway.models import warmth
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, ServingInfo, encode_host
 
 RULES = OwnRules()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from gateway.http.context import RequestContext, Ticket
 from gateway.http.errors import GatewayError, of_result
-from gateway.http.sse import HINT, KEEP_ALIVE, Answer
+from gateway.http.sse import HINT, KEEP_ALIVE, Answer, OpenAnswer
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import ErrorInfo
 
@@ -273,3 +274,58 @@ async def test_the_error_that_ends_a_stream_comes_behind_any_event() -> None:
     # I expect the client to have the error.
     expected = f"id: {NAME}:6\ndata: error\n\nid: {NAME}:7\ndata: [DONE]\n\n"
     assert connection.body == expected.encode()
+
+
+# An answer that a stopping gateway ends early.
+
+EVENT = b"id: %s:1\ndata: {}\n\n" % (b"0" * 32)
+
+
+def open_head(kind: bytes) -> Any:
+    return {"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]}
+
+
+async def test_a_stream_ends_with_a_hint_and_is_not_completed() -> None:
+    connection = Connection()
+    one = OpenAnswer(connection.send)
+    await one.send(open_head(b"text/event-stream; charset=utf-8"))
+    await one.send(body(EVENT))
+    await one.interrupt()
+    await one.interrupt()
+    await one.send(body(EVENT))
+    await one.send(body(b"", more=False))
+    hint = connection.body.removeprefix(EVENT)
+    (retry,) = re.fullmatch(rb": .*\nretry: (\d+)\n", hint).groups()  # type: ignore[union-attr]
+    assert 500 <= int(retry) <= 1500
+    assert not connection.is_over
+
+
+async def test_an_answer_that_has_not_begun_is_503() -> None:
+    connection = Connection()
+    one = OpenAnswer(connection.send)
+    await one.interrupt()
+    await one.send(open_head(b"application/json"))
+    await one.send(body(b"{}", more=False))
+    assert connection.head["status"] == 503
+    assert connection.headers[b"retry-after"] == b"1"
+    assert json.loads(connection.body)["error"]["type"] == "service_unavailable_error"
+
+
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
+async def test_an_answer_that_is_over_stays_as_it_is(kind: bytes) -> None:
+    connection = Connection()
+    one = OpenAnswer(connection.send)
+    await one.send(open_head(kind))
+    await one.send(body(b"{}", more=False))
+    await one.interrupt()
+    assert connection.body == b"{}"
+    assert connection.is_over
+
+
+async def test_no_hint_is_written_into_what_is_no_stream() -> None:
+    connection = Connection()
+    one = OpenAnswer(connection.send)
+    await one.send(open_head(b"application/octet-stream"))
+    await one.send(body(b"half"))
+    await one.interrupt()
+    assert connection.body == b"half"

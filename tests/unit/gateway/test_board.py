@@ -18,8 +18,6 @@ from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.texts import pip_install
 
-pytestmark = pytest.mark.vllm
-
 
 def settings(**given: Any) -> GatewaySettings:
     return GatewaySettings(redis_url=NOWHERE, **given)

@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 from starlette.types import Message
 
 from gateway.http.errors import GatewayError
@@ -19,6 +20,7 @@ from gateway.http.incoming import (
     MAX_DEPTH,
     Bodies,
     parse_body,
+    read_deadline,
     refuse_beam_search,
     with_file_urls,
 )
@@ -290,3 +292,41 @@ async def test_a_body_may_have_a_bound_of_its_own() -> None:
     for most in (None, 19):
         with pytest.raises(GatewayError, match=r"more than 1[09] bytes"):
             await bodies.read(receive, "me", most)
+
+
+# How long a client will wait.
+
+NOW_MS = 1_000_000.0
+
+
+def deadline(header: str | None = None, **body: Any) -> int | None:
+    headers = Headers({"x-request-timeout-ms": header} if header is not None else {})
+    return read_deadline(headers, body, NOW_MS)
+
+
+def test_without_one_there_is_no_deadline() -> None:
+    assert deadline() is None
+    assert deadline(timeout=None) is None
+
+
+@pytest.mark.parametrize(("header", "body"), [("1500", {}), (None, {"timeout": 1.5})])
+def test_header_and_field_say_the_same(header: str | None, body: dict[str, Any]) -> None:
+    assert deadline(header, **body) == NOW_MS + 1500
+
+
+def test_the_header_counts_before_the_field() -> None:
+    assert deadline("1000", timeout=9999) == NOW_MS + 1000
+
+
+@pytest.mark.parametrize("header", ["", "0", "-1", "1.5", "x", "9" * 30, "9" * 5000, "\xb2"])
+def test_a_bad_header_is_refused(header: str) -> None:
+    with pytest.raises(GatewayError, match="milliseconds") as refused:
+        deadline(header)
+    assert (refused.value.status, refused.value.param) == (400, "X-Request-Timeout-Ms")
+
+
+@pytest.mark.parametrize("seconds", [0, -1, True, "5", [5], 1e300, float("nan"), float("inf")])
+def test_a_bad_field_is_refused(seconds: Any) -> None:
+    with pytest.raises(GatewayError) as refused:
+        deadline(timeout=seconds)
+    assert refused.value.param == "timeout"

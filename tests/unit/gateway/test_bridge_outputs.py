@@ -11,8 +11,6 @@ import pytest
 from gateway.bridge import engine_core
 from gateway.bridge.engine_core import FINISH_REASONS, KNOWN, FailureForm, Row, rows_of
 
-pytestmark = pytest.mark.vllm
-
 _ROWS: list[Row] = [[(7, -0.5, 1), (7, -0.5, 1), (8, -1.5, 2)], [(9, -2.5, 3)]]
 
 

@@ -6,12 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 
-import pytest
-
 from gateway.http.context import CURRENT, RequestContext
 from tests.unit.gateway.conftest import adder_tokenizer
-
-pytestmark = pytest.mark.vllm
 
 
 def message(durable_id: str | None) -> str:

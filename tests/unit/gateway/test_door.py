@@ -20,8 +20,6 @@ from tests.unit.gateway.conftest import adder_tokenizer
 from tokenyard.protocol.media import NO_MEDIA, Media
 from tokenyard.protocol.wire import Request
 
-pytestmark = pytest.mark.vllm
-
 CHAT = "/v1/chat/completions"
 #: A schema that takes minutes to compile.
 LARGE: dict[str, Any] = {"type": "string", "enum": [f"one of many {n}" for n in range(12_000)]}
@@ -210,15 +208,15 @@ async def test_no_grammar_ends_the_process(constraint: dict[str, Any], why: str)
 
 
 def test_what_a_template_shows_as_json_is_the_same_in_any_thread() -> None:
-    from gateway.frontend.door import _Json
+    from gateway.frontend.door import dumps
 
     value = {"é": [1, None, {"a": 0.1}], "b": "\n<"}
     options = {"ensure_ascii": False, "indent": None, "separators": None, "sort_keys": False}
     there: list[str] = []
-    thread = threading.Thread(target=lambda: there.append(_Json.dumps(value, **options)))
+    thread = threading.Thread(target=lambda: there.append(dumps(value, **options)))
     thread.start()
     thread.join()
-    assert there == [_Json.dumps(value, **options)] == [json.dumps(value, **options)]
+    assert there == [dumps(value, **options)] == [json.dumps(value, **options)]
 
 
 @pytest.mark.parametrize(("numbers", "by"), [(1000, "c"), (20_000, "python")])
@@ -230,7 +228,7 @@ def test_a_small_answer_is_written_by_c_in_any_thread(
     monkeypatch.setattr(door, "dumps_in_python", lambda *_, **__: "python")
     answer = {"data": [{"embedding": [1] * 500}] * (numbers // 500)}
     written: list[str] = []
-    thread = threading.Thread(target=lambda: written.append(door._Json.dumps(answer)))
+    thread = threading.Thread(target=lambda: written.append(door.dumps(answer)))
     thread.start()
     thread.join()
     assert written == [json.dumps(answer) if by == "c" else "python"]

@@ -5,10 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.vllm
-
 #: What vLLM's class does itself is right for a gateway, too, or is never called there: the engines
 #: that these are for are the workers', which no gateway commands.
 LEFT: frozenset[str] = frozenset(

@@ -23,8 +23,6 @@ from tokenyard import clock
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
-pytestmark = pytest.mark.vllm
-
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 

@@ -17,14 +17,15 @@ import pytest
 from starlette.types import Message
 
 from gateway.batches.api import BatchesApi, routes
-from gateway.batches.files import FileStore, name_of, new_id
-from gateway.batches.folder import FolderStorage
-from gateway.batches.storage import Storage
+from gateway.batches.files import FileStore, name_of, new_id, open_storage, storage_of
+from gateway.batches.storage import FolderStorage, Storage
 from gateway.http.errors import GatewayError
 from gateway.http.incoming import Bodies
 from gateway.http.principal import Principal
 from gateway.http.routes import Call, Router
 from tests.support.fake_clock import FakeClock
+from tests.support.s3 import needs_s3
+from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
 LIMIT = 1000
@@ -395,19 +396,20 @@ def test_a_file_expires(asker: Asker, fake_clock: FakeClock) -> None:
     assert asker.get(f"/v1/files/{lasting['id']}/content").status == 200
 
 
-def test_pages_follow_each_other(asker: Asker) -> None:
-    made = {asker.upload().json["id"] for _ in range(5)}
-    seen: list[str] = []
-    after = ""
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_pages_follow_each_other(asker: Asker, order: str) -> None:
+    made = [asker.upload().json for _ in range(5)]
+    made.sort(key=lambda one: (one["created_at"], one["id"]), reverse=order == "desc")
+    seen: list[Any] = []
+    after = "" if order == "desc" else "&order=asc"
     while True:
         page = asker.get(f"/v1/files?limit=2{after}").json
-        seen += [one["id"] for one in page["data"]]
+        seen += page["data"]
         if not page["has_more"]:
             break
-        after = f"&after={page['last_id']}"
+        after = f"&order={order}&after={page['last_id']}"
 
-    assert len(seen) == 5
-    assert set(seen) == made
+    assert seen == made
     assert asker.get("/v1/files?limit=0").status == 400
 
 
@@ -470,3 +472,50 @@ def test_a_strange_length_is_refused(asker: Asker, length: str) -> None:
     raw = request.read()
     request.headers["content-length"] = length
     assert asker.ask(request, pieces=[raw]).status == 413
+
+
+# Where they lie: a folder or a bucket, checked at the start.
+
+
+@pytest.mark.parametrize("url", ["bucket/prefix", "https://host/bucket", "s3:/bucket", "s3:///x"])
+def test_a_url_that_names_no_bucket_is_refused(url: str) -> None:
+    with pytest.raises(SettingsError, match="files_url: must be like s3://"):
+        GatewaySettings(redis_url="redis://unused", files_url=url)
+
+
+def test_files_have_one_place(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="give one of them"):
+        GatewaySettings(redis_url="redis://unused", files_dir=tmp_path, files_url="s3://yard")
+
+
+@needs_s3
+def test_a_bucket_that_cannot_be_used_is_refused_at_the_start(s3: str) -> None:
+    with pytest.raises(SettingsError, match="s3://nobodys cannot be used"):
+        some(open_storage(None, "s3://nobodys")).start()
+    some(open_storage(None, s3)).start()
+    assert open_storage(None, "") is None
+
+
+@pytest.mark.parametrize("place", ["/", "/files", "s3://bucket", "s3://bucket/prefix"])
+def test_a_storage_is_found_again_by_where_its_objects_lie(place: str) -> None:
+    name = name_of("lab/..", new_id())
+    is_s3 = place.startswith("s3:")
+    if is_s3:
+        pytest.importorskip("obstore", reason="buckets need it")
+    there = some(open_storage(None if is_s3 else Path(place), place if is_s3 else ""))
+    again = storage_of(there.location(name))
+    assert type(again) is type(there)
+    assert again.location(name) == there.location(name)
+
+
+def some(storage: Storage | None) -> Storage:
+    assert storage is not None
+    return storage
+
+
+def test_a_folder_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+
+    with pytest.raises(SettingsError, match="files_dir: no folder can be made"):
+        FolderStorage(file).start()

@@ -16,8 +16,6 @@ from gateway.http.errors import GatewayError
 from tests.engines.harness import MODELS
 from tests.unit.gateway.conftest import adder_tokenizer
 
-pytestmark = pytest.mark.vllm
-
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -17,8 +17,6 @@ from tokenyard.batch.opening import open_job
 from tokenyard.batch.state import BatchSpec
 from tokenyard.protocol.replies import ErrorInfo
 
-pytestmark = pytest.mark.vllm
-
 COMPLETIONS = "/v1/completions"
 Ask = Callable[[Any, str, dict[str, Any]], Any]
 

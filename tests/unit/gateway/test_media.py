@@ -21,8 +21,6 @@ from tests.unit.gateway.test_door import CHAT, Queue, answer, front_end
 from tests.unit.gateway.test_fetching import answered, serving
 from tokenyard.protocol.media import name_of
 
-pytestmark = pytest.mark.vllm
-
 URL = "http://127.0.0.1:1/secret"
 BYTES = b"no picture at all"
 DATA = f"data:image/png;base64,{base64.b64encode(BYTES).decode()}"
@@ -224,16 +222,19 @@ async def test_pictures_of_a_listed_domain_go_to_the_queue(tmp_path: Path, large
     assert media[names[1]] == BYTES
 
 
-@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(
+    ("is_known", "is_gone"), [(False, True), (True, True), (True, False)], ids=str
+)
 async def test_a_picture_that_is_gone_ends_its_request_unless_the_queue_has_it(
-    tmp_path: Path, *, is_known: bool
+    tmp_path: Path, *, is_known: bool, is_gone: bool
 ) -> None:
     model = write_picture_model(tmp_path / "model")
     queue = Queue()
     queue.is_known = is_known
     async with serving() as site:
         app = await front_end(queue, ModelProfile("adder", str(model)), site.domain)
-        site.answers = [answered("404 Not Found")]
+        # Where it is not gone, the URL shows another one by now.
+        site.answers = [answered("404 Not Found") if is_gone else answered("200 OK", b"another")]
         await answer(app, CHAT, {"model": "adder"} | said(image(site.url())))
     context = CURRENT.get()
     assert context is not None
@@ -242,24 +243,3 @@ async def test_a_picture_that_is_gone_ends_its_request_unless_the_queue_has_it(
         assert queue.media == [None]  # its replies alone are read
     else:
         assert (context.ticket.error.status, queue.asked) == (422, [])
-
-
-async def test_what_was_asked_before_is_not_sent_again(tmp_path: Path) -> None:
-    # Given a request that the queue has, with another picture than its URL shows by now
-    model = write_picture_model(tmp_path / "model")
-    queue = Queue()
-    queue.is_known = True
-    async with serving() as site:
-        app = await front_end(queue, ModelProfile("adder", str(model)), site.domain)
-        site.answers = [answered("200 OK", b"another")]
-        await answer(app, CHAT, {"model": "adder"} | said(image(site.url())))
-    assert queue.media == [None]
-
-
-def test_no_worker_connects_to_a_host_that_a_request_names() -> None:
-    from gateway.frontend.params import wire_params
-
-    params = vllm_params(extra_args={"kv_transfer_params": {"remote_host": "10.0.0.1"}})
-    with pytest.raises(GatewayError, match="kv_transfer_params") as refused:
-        wire_params(params, detokenize=True)
-    assert refused.value.status == 400

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http.anthropic import MessagesAnswer, is_of_messages
-from gateway.http.errors import GatewayError, of_result
+from gateway.http.errors import GatewayError, MessagesAnswer, is_of_messages, of_result
 from gateway.http.sse import send_body, send_error
 from tests.unit.gateway.test_answer import NAME, Connection, body, head
 from tokenyard.protocol.replies import ErrorInfo

@@ -13,7 +13,6 @@ import pytest
 from gateway import models
 from gateway.announcements import ModelProfile, OwnRules
 from gateway.http.errors import GatewayError
-from gateway.listing import ModelList, find_model
 from gateway.models import ModelWatch
 from tests.support.fake_clock import FakeClock
 from tests.unit.gateway.test_announcements import host, model
@@ -100,7 +99,6 @@ class Rig:
         self.broker, self.ends = Broker(), Ends()
         queue = SimpleNamespace(broker=self.broker, keys=KEYS)
         self.watch = ModelWatch(cast(Any, queue), cast(Any, self.ends), 1.0, OwnRules())
-        self.list = ModelList(self.watch, cast(Any, self.ends))
 
     async def announce(self, hosts: dict[bytes, bytes]) -> None:
         self.broker.hosts = hosts
@@ -108,7 +106,12 @@ class Rig:
 
     async def look(self) -> None:
         await self.watch.look()
-        await self.watch.settled()
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Wait until no model is being made ready."""
+        while self.watch._preparing:
+            await asyncio.gather(*self.watch._preparing.values(), return_exceptions=True)
 
 
 @pytest.fixture
@@ -143,7 +146,7 @@ async def test_new_settings_count_once_they_are_ready(rig: Rig) -> None:
     await rig.watch.look()
     assert rig.watch.profiles["m"] is old, "still served"
     rig.ends.may_finish.set()
-    await rig.watch.settled()
+    await rig.settled()
 
     assert rig.watch.profiles["m"].arguments["max_model_len"] == 5
     assert rig.ends.forgotten == [old]
@@ -191,15 +194,15 @@ async def test_a_model_that_cannot_be_served_is_complained_of_once_and_tried_aga
     await rig.announce(host("a", model(), model("n")))
     await rig.look()
     assert [one.name for one in rig.ends.asked] == ["m", "n"]
-    assert (await rig.list.one("m", anything))["fault"] == "no /models/m"
-    assert "fault" not in await rig.list.one("n", anything)
+    assert (await rig.watch.card("m", anything))["fault"] == "no /models/m"
+    assert "fault" not in await rig.watch.card("n", anything)
 
     monkeypatch.setattr(models, "_AGAIN_S", 0.0)
     await rig.look()
     rig.ends.broken = set()
     await rig.look()
 
-    assert "fault" not in await rig.list.one("m", anything)
+    assert "fault" not in await rig.watch.card("m", anything)
     assert [record.message for record in caplog.records] == ["no /models/m"]
 
 
@@ -210,14 +213,14 @@ async def test_a_model_whose_new_settings_fail_for_an_unforeseen_reason_is_tried
     await rig.announce(host("a", model(max_model_len=1)))
     rig.ends.strange = {"/models/m"}
     await rig.announce(host("a", model(max_model_len=2)))
-    assert "fault" in await rig.list.one("m", anything)
+    assert "fault" in await rig.watch.card("m", anything)
 
     rig.ends.strange = set()
     monkeypatch.setattr(models, "_AGAIN_S", 0.0)
     await rig.look()
 
     assert rig.watch.profiles["m"].arguments["max_model_len"] == 2
-    assert "fault" not in await rig.list.one("m", anything)
+    assert "fault" not in await rig.watch.card("m", anything)
 
 
 async def test_the_roster_decides_between_hosts_that_differ(rig: Rig) -> None:
@@ -240,7 +243,7 @@ async def test_the_list_has_the_form_of_openai_and_the_fields_of_vllm(rig: Rig) 
     rig.broker.join("w3", "ready", "o", lease=0.0)
     await rig.look()
 
-    listed = await rig.list.all(anything)
+    listed = await rig.watch.cards(anything)
 
     assert listed["object"] == "list"
     told = {card["id"]: card for card in listed["data"]}
@@ -258,29 +261,29 @@ async def test_the_list_has_the_form_of_openai_and_the_fields_of_vllm(rig: Rig) 
     assert [told[name]["state"] for name in "mno"] == ["warm", "asleep", "cold"]
     assert told["n"]["max_model_len"] == 77, "its worker knows"
     with pytest.raises(GatewayError) as refused:
-        await rig.list.one("nobody's", anything)
+        await rig.watch.card("nobody's", anything)
     assert (refused.value.status, refused.value.code) == (404, "model_not_found")
     assert str(refused.value).endswith("see GET /v1/models")
 
 
-def test_a_misspelt_name_gets_the_closest_one_that_may_be_used() -> None:
-    known: Any = SimpleNamespace(profiles=dict.fromkeys(("llama-70b", "llama-8b")))
+async def test_a_misspelt_name_gets_the_closest_one_that_may_be_used(rig: Rig) -> None:
+    await rig.announce(host("a", model("llama-70b"), model("llama-8b")))
     with pytest.raises(GatewayError, match="did you mean llama-8b"):
-        find_model(known, {"model": "lama-8b"}, anything)
+        rig.watch.find({"model": "lama-8b"}, anything)
     with pytest.raises(GatewayError, match="did you mean llama-70b"):
-        find_model(known, {"model": "lama-8b"}, lambda name: name == "llama-70b")
+        rig.watch.find({"model": "lama-8b"}, lambda name: name == "llama-70b")
     with pytest.raises(GatewayError, match="see GET /v1/models"):
-        find_model(known, {"model": "lama-8b"}, lambda _: False)
+        rig.watch.find({"model": "lama-8b"}, lambda _: False)
 
 
 async def test_no_model_is_unknown_before_any_host_has_told_its_models(rig: Rig) -> None:
     await rig.look()
     with pytest.raises(GatewayError) as refused:
-        find_model(rig.watch, {"model": "m"}, anything)
+        rig.watch.find({"model": "m"}, anything)
     assert (refused.value.status, "retry-after" in refused.value.headers) == (503, True)
 
     await rig.announce(host("a", model()))
-    assert find_model(rig.watch, {}, anything).name == "m"
+    assert rig.watch.find({}, anything).name == "m"
 
 
 async def test_the_list_shows_why_a_model_cannot_be_loaded(rig: Rig) -> None:
@@ -290,7 +293,7 @@ async def test_the_list_shows_why_a_model_cannot_be_loaded(rig: Rig) -> None:
     rig.broker.join("w", "ready", "held")
     await rig.look()
 
-    told = {card["id"]: card for card in (await rig.list.all(anything))["data"]}
+    told = {card["id"]: card for card in (await rig.watch.cards(anything))["data"]}
 
     why = "it cannot be loaded: no option 'x'"
     assert [(told[one]["state"], told[one]["fault"]) for one in ("m", "lora")] == [
@@ -303,4 +306,4 @@ async def test_the_list_shows_why_a_model_cannot_be_loaded(rig: Rig) -> None:
     rig.broker.hosts |= host("b", model(adapters=("lora",)))
     rig.broker.join("b", "warm", controller="b")
     await rig.look()
-    assert (await rig.list.one("m", anything))["state"] == "cold"
+    assert (await rig.watch.card("m", anything))["state"] == "cold"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -15,8 +14,6 @@ from tokenyard.protocol.wire import pack_tokens
 
 if TYPE_CHECKING:
     from gateway.frontend.outputs import OutputStream
-
-pytestmark = pytest.mark.vllm
 
 PROMPT = [5, 6, 14, 7, 8, 16]
 TOKENS = st.lists(st.integers(4, 16), min_size=1, max_size=12)

@@ -1,16 +1,15 @@
-"""What the gateway tells about itself: its version, and its metrics to whom they concern."""
+"""What the gateway tells about itself: its version, its endpoints, and its metrics."""
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from typing import Any, Literal
 
 import httpx
 import pytest
 
 from tests.unit.gateway.conftest import lone_gateway
 from tokenyard import __version__
-
-pytestmark = pytest.mark.vllm
 
 
 async def get(
@@ -77,6 +76,7 @@ async def test_another_method_is_refused_with_those_that_there_are(
         ("/v1/models/%C3%B6/", "/v1/models/%C3%B6"),
         ("/v1/chat/completions//", "/v1/chat/completions"),
         *(("/v1/files/", "/v1/files"), ("/v1/responses/", "/v1/responses")),
+        ("/v1/responses/resp_x/input_items/", "/v1/responses/resp_x/input_items"),
         ("/health/", "/health"),
     ],
 )
@@ -85,9 +85,25 @@ async def test_a_slash_too_many_is_redirected(method: str, path: str, place: str
     assert (answer.status_code, answer.headers["location"]) == (307, place)
 
 
-@pytest.mark.parametrize("path", ["/", "//", "/nothing/", "//evil.example/", "/v1/"])
+@pytest.mark.parametrize(
+    "path", ["/", "//", "/nothing/", "//evil.example/", "/v1/", "/v1/responses/resp_x/x/y"]
+)
 async def test_no_other_path_is_redirected(path: str) -> None:
     assert (await get(path)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/completions", "did you mean /v1/completions?"),
+        ("/v1/v1/completions", "did you mean /v1/completions?"),
+        ("/v1/detokenize", "did you mean /detokenize?"),
+        *((path, "see GET /openapi.json") for path in ("/v1/nothing", "/", "/v1/v1/detokenize")),
+    ],
+)
+async def test_the_error_names_the_endpoint_that_was_meant(path: str, hint: str) -> None:
+    answer = await get(path, method="POST")
+    assert answer.json()["error"]["message"] == f"there is no POST {path}; {hint}"
 
 
 @pytest.mark.parametrize("path", ["/version", "/health", "/nothing", "/v1/messages"])
@@ -102,3 +118,26 @@ async def test_a_fault_of_the_gateway_is_an_error_in_json() -> None:
     answer = await get("/health")  # this one has nobody to ask
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("needs_key", [False, True])
+async def test_the_document(needs_key: bool) -> None:
+    keys = "required" if needs_key else "off"
+    async with lone_gateway(keys=keys, board=False) as (gateway, _):
+        document: dict[str, Any] = json.loads(await gateway._openapi.read())
+
+    assert ("/metrics" in document["paths"]) is not needs_key
+    assert ("security" in document) is needs_key
+    assert document["paths"]["/livez"]["get"]["security"] == []
+    described = {
+        (method.upper(), path): one
+        for path, methods in document["paths"].items()
+        for method, one in methods.items()
+    }
+    served = {(one.method, one.path.replace(":path", "")) for one in gateway._router.routes}
+    assert described.keys() == served
+    for one in described.values():
+        assert one["responses"].keys() == {"200", "default"}
+        assert one["description"].endswith(".")
+        assert one["tags"]

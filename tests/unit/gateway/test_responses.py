@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ from starlette.types import Message
 
 from gateway.http.context import Ticket
 from gateway.http.errors import GatewayError
-from gateway.responses.items import carried, listed, page
-from gateway.responses.options import for_front_end, read_options
+from gateway.responses.bodies import carried, for_front_end, listed, read_options
 from gateway.responses.store import StoredResponse
 from gateway.responses.tap import ResponseTap, failure
 
@@ -143,19 +141,6 @@ def test_listed_items_have_ids_that_stay() -> None:
     assert items == listed(STORED.id, given)
     assert items[1]["id"] == "own"
     assert [item["content"][0]["type"] for item in items] == ["input_text", "output_text"]
-
-
-def test_pages_join_to_the_whole_list() -> None:
-    items = [{"id": str(number)} for number in range(7)]
-    seen: list[str] = []
-    query: Mapping[str, str] = {"limit": "3", "order": "asc"}
-    while True:
-        found = page(items, query)
-        seen += [item["id"] for item in found["data"]]
-        if not found["has_more"]:
-            break
-        query = {**query, "after": found["last_id"]}
-    assert seen == [item["id"] for item in items]
 
 
 @pytest.mark.parametrize("value", ["\ud800", float("nan"), float("inf")])

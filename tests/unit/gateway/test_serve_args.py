@@ -11,8 +11,6 @@ import pytest
 from tests.unit.gateway.conftest import adder_tokenizer
 from tokenyard.protocol.serve_args import OF_ENGINE, REFUSED, TAKEN
 
-pytestmark = pytest.mark.vllm
-
 #: Arguments of the command itself.
 OF_COMMAND = {"config", "grpc", "headless", "api_server_count", "model_tag"}
 #: Arguments of the engine that are refused by name here, for their own reason.

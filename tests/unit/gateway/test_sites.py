@@ -8,26 +8,11 @@ from tests.unit.gateway.conftest import lone_gateway
 from tests.unit.gateway.test_board import settings
 from tokenyard.protocol.errors import SettingsError
 
-pytestmark = pytest.mark.vllm
-
 PATHS = [
-    *(
-        "/v1/responses",
-        "/v1/batches",
-        "/v1/files",
-        "/v1/chat/completions",
-        "/tokenize",
-        "/v1/models",
-    ),
-    *(
-        "/v1/messages",
-        "/v1/batches/x/cancel",
-        "/health",
-        "/livez",
-        "/version",
-        "/metrics",
-        "/board/",
-    ),
+    *("/v1/responses", "/v1/batches", "/v1/files"),
+    *("/v1/chat/completions", "/tokenize", "/v1/models"),
+    *("/v1/messages", "/v1/batches/x/cancel", "/health", "/livez"),
+    *("/version", "/metrics", "/board/"),
     *("/openapi.json", "/nothing"),
 ]
 APP = "https://app.example.com"

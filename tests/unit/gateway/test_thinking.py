@@ -13,8 +13,6 @@ from tests.engines.harness import MODELS
 from tests.unit.gateway.conftest import adder_tokenizer
 from tests.unit.gateway.test_door import CHAT, Queue, answer, front_end
 
-pytestmark = pytest.mark.vllm
-
 SAID = {"model": "thinker", "messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2000}
 THINKING = SAID | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 

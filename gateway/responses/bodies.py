@@ -1,17 +1,24 @@
-"""What the body of a new response says to the gateway."""
+"""The body of a new response: what it says to the gateway, and its conversation.
+
+A conversation is a list of items, as vLLM takes it and as clients list it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final
 
 from gateway.http.errors import GatewayError, invalid
 from gateway.http.incoming import with_file_urls
 
 PATH: Final = "/v1/responses"
+#: Items of an output that the next turn reads. vLLM leaves earlier reasoning out as well.
+_CARRIED: Final = frozenset({"message", "function_call", "custom_tool_call"})
 
+Item = dict[str, Any]
 Dumps = Callable[..., str]
 
 
@@ -74,3 +81,44 @@ def _flag(body: Mapping[str, Any], name: str, *, default: bool) -> bool:
     if not isinstance(value, bool):
         raise invalid(name, "give `true` or `false`")
     return value
+
+
+# The items of a conversation.
+
+
+def as_items(given: Any) -> list[Any]:
+    """The field ``input`` as a list."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return list(given) if isinstance(given, list) else []
+
+
+def carried(output: Sequence[Item]) -> list[Item]:
+    """The items of an output that belong to the input of the next turn."""
+    return [
+        {name: value for name, value in item.items() if value is not None}
+        for item in output
+        if item.get("type") in _CARRIED and item.get("content") != []
+    ]
+
+
+def listed(response_id: str, given: Any) -> list[Item]:
+    """The input of a response in the form of OpenAI's list; each item has an id."""
+    items = (item for item in as_items(given) if isinstance(item, dict))
+    return [_listed(response_id, number, item) for number, item in enumerate(items)]
+
+
+def _listed(response_id: str, number: int, item: Item) -> Item:
+    kind = item.get("type") or "message"
+    prefix = "msg" if kind == "message" else "item"
+    drawn = blake2b(f"{response_id}/input/{number}".encode(), digest_size=16).hexdigest()
+    full = {"id": f"{prefix}_{drawn}", "type": kind, "status": "completed"}
+    full |= {name: value for name, value in item.items() if value is not None}
+    if kind == "message" and isinstance(full.get("content"), str):
+        text = full["content"]
+        full["content"] = [
+            {"type": "output_text", "text": text, "annotations": []}
+            if full.get("role") == "assistant"
+            else {"type": "input_text", "text": text}
+        ]
+    return full
