@@ -5,14 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.integration.played_host import (
-    ADDER,
-    BOUND_S,
-    PAUSE,
-    PlayedHost,
-    names,
-    ordered,
-)
+from tests.integration.played_host import ADDER, BOUND_S, PAUSE, PlayedHost, names, ordered
 from tests.support.fake_clock import FakeClock
 from tests.support.yard import PlayedYard
 from tokenyard.ops.control import SignalReceipt, Signals, Unacknowledged
