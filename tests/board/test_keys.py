@@ -9,8 +9,8 @@ from tests.board.asking import Asking
 from tests.board.keyed import Keyed
 from tests.support.api_keys import create_key
 from tokenyard.ops.audit import read_audit
+from tokenyard.ops.keys import list_keys
 from tokenyard.protocol.yard import Yard
-from tokenyard.yard.keys import list_keys
 
 HOSTILE = "<b>x</b>\x1b[31m\u202e"
 

@@ -129,11 +129,20 @@ def test_failed_ones_are_requeued_from_their_letters(looker: Looker, yard: Playe
     request = make_request("q", client="ann")
     fail(yard, request)
     one_of_each_state(yard)
-    chosen = {"request": ["ann/q", "bob/failed", "ann/completed", "bob/waiting"]}
+    names = ["ann/q", "bob/failed", "ann/completed", "bob/waiting", "ann/assigned", "bob/expired"]
+    chosen = {"request": [*names, "ann/cancelled", "ann/unknown"]}
     asked = text_of(looker.ask("request.requeue", chosen))
     assert "Submit 1 failed request again?" in asked
-    for problem in ("1: has completed.", "1: waits already.", "1: failed without a dead letter"):
-        assert problem in asked
+    for problem in (
+        "has completed.",
+        "waits already.",
+        "runs already.",
+        "failed without a dead letter",
+        "has expired",
+        "was cancelled",
+        "is not known here",
+    ):
+        assert f"1: {problem}" in asked
     entry = looker.do("request.requeue", chosen)
     assert entry.text.startswith("1 request waits again.")
     assert state_of(yard, "ann", "q") == "waiting"

@@ -47,9 +47,8 @@ def drawn(*pictures: RenderableType, width: int = WIDTH) -> str:
 
 def workers(names: list[str]) -> list[WorkerView]:
     """Workers in different states and run states, with different pids."""
-    found = []
-    for number, name in enumerate(names):
-        one = make_view_worker(
+    return [
+        make_view_worker(
             f"{name}.{number}",
             state=WORKER_STATES[number % len(WORKER_STATES)],
             model=MODEL,
@@ -61,9 +60,8 @@ def workers(names: list[str]) -> list[WorkerView]:
             run_state="SUSPENDED" if number % 2 else "RUNNING",
             phases_s={"weights": 12.0, "profile": 3.0},
         )
-        run_state: Any = one.info.run_state if one.info else "RUNNING"
-        found.append(WorkerView(one.worker, one.state, one.lane, one.lease_ms, one.info, run_state))
-    return found
+        for number, name in enumerate(names)
+    ]
 
 
 SHORT = [f"w-{number}" for number in range(10)]
@@ -209,7 +207,7 @@ def test_requests_show_states_and_clients_of_long_names(
 
 def test_models_list_shows_each_worker_with_its_state() -> None:
     view = yard(LONG)
-    views = models.model_views(view, view.desired_states)
+    views = models.model_views(view)
     text = drawn(table_of(views, models._COLUMNS))
     assert MODEL in text
     assert "PAUSED" in text
@@ -222,7 +220,7 @@ def test_models_list_shows_why_a_model_cannot_be_loaded_and_whose_hosts_are_gone
     broken, away = ModelInfo(name="broken", fault="no option 'x'", faults=2), ModelInfo(name="away")
     hosts, gone = [HostInfo(name="gpu", models=[broken])], [HostInfo(name="old", models=[away])]
     view = make_view([], hosts=hosts, gone=gone)
-    listed = models.model_views(view, view.desired_states)
+    listed = models.model_views(view)
 
     text = " ".join(drawn(table_of(listed, models._COLUMNS)).split())
     assert "away RUNNING old (not there)" in text

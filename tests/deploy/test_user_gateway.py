@@ -20,12 +20,11 @@ from tests.support.brokers import GuardedServer
 from tests.support.builders import make_request, random_name
 from tokenyard.batch.rq.jobs import BatchQueue
 from tokenyard.broker.connection import open_connection
-from tokenyard.ops.keys import revoke_key
+from tokenyard.ops.keys import list_keys, revoke_key
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.protocol.yard import Yard
-from tokenyard.yard.keys import list_keys
 
 pytest.importorskip("vllm", reason="the gateway's front end is vLLM's")
 

@@ -12,13 +12,7 @@ from tests.support.processes import START_S, Plant
 from tests.support.streams import begun
 from tests.support.waiting import eventually
 from tokenyard.ops.control import SignalReceipt, Signals
-from tokenyard.protocol.control import (
-    ALL,
-    Order,
-    RunState,
-    Signal,
-    model_scope,
-)
+from tokenyard.protocol.control import ALL, Order, RunState, Signal, model_scope
 from tokenyard.protocol.wire import Request
 from tokenyard.protocol.worker_info import WorkerInfo
 

@@ -19,6 +19,7 @@ def test_view_of_an_empty_yard_has_no_leader(scripts: Scripts) -> None:
     assert view.workers == []
     assert view.waiting == {"retry": 0, "high": 0, "normal": 0, "low": 0}
     assert view.models == {}
+    assert view.desired_states == DesiredStates()
 
 
 def test_view_has_leader_queues_and_dead_letters(scripts: Scripts) -> None:
@@ -59,10 +60,6 @@ def test_view_tells_lost_left_and_unreadable_workers_apart(scripts: Scripts) -> 
         odd: "unreadable",
     }
     assert read_yard(scripts.yard).ready_workers == 0
-
-
-def test_yard_without_signals_has_no_desired_states(scripts: Scripts) -> None:
-    assert read_yard(scripts.yard).desired_states == DesiredStates()
 
 
 def test_desired_states_of_all_scopes(scripts: Scripts) -> None:

@@ -17,13 +17,12 @@ from tests.support.builders import random_name
 from tests.support.fake_clock import FakeClock
 from tests.support.servers import Server
 from tests.support.yard import PlayedYard
-from tokenyard.ops.keys import revoke_key
+from tokenyard.ops.keys import list_keys, revoke_key
 from tokenyard.protocol.api_keys import ApiKey, decode_key, encode_key, key_digest
 from tokenyard.protocol.errors import BadInput, SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
-from tokenyard.yard.keys import list_keys
 
 pytest.importorskip("starlette", reason="the gateway is not installed")
 

@@ -15,14 +15,7 @@ from redis.crc import key_slot
 from redis.exceptions import TryAgainError
 
 from coordinator.recovery.failover import FailoverDetector
-from tests.support.brokers import (
-    Certificates,
-    Cluster,
-    Sentinel,
-    ServerWith,
-    ask,
-    bus_port,
-)
+from tests.support.brokers import Certificates, Cluster, Sentinel, ServerWith, ask, bus_port
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.processes import Plant
 from tests.support.servers import Server, ServerName, free_port

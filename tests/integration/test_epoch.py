@@ -264,7 +264,7 @@ def test_a_host_killed_during_a_reload_returns_with_the_weights_of_the_others(
     first.kill()
 
     # If the reload fails, and the host comes back
-    given = signals.end_trial(SIM, "the test says so")
+    given = signals.end_trial(SIM)
     assert given
     plant.worker(name="first-again")
     living = {"second", "first-again"}

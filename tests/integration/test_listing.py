@@ -84,16 +84,12 @@ def test_fields_of_listed_requests(yard: PlayedYard) -> None:
     assert waiting.server_id == ledger["sid"]
 
 
-def test_clients_and_models(yard: PlayedYard) -> None:
-    one_of_each_state(yard)
-    assert sorted(ids(yard, client="bob")) == ["expired", "failed", "waiting"]
-    assert sorted(ids(yard, model="adder")) == ["assigned", "completed"]
-    assert ids(yard, model="other") == ["waiting"]
-
-
 @pytest.mark.parametrize(
     ("query", "found"),
     [
+        ({"client": "bob"}, ["expired", "failed", "waiting"]),
+        ({"model": "adder"}, ["assigned", "completed"]),
+        ({"model": "other"}, ["waiting"]),
         ({"id": "completed"}, ["completed"]),
         ({"id": "assigned", "client": "ann"}, ["assigned"]),
         ({"id": "assigned", "client": "bob"}, []),
@@ -111,7 +107,7 @@ def test_clients_and_models(yard: PlayedYard) -> None:
         ({"tenant": "acme"}, []),
     ],
 )
-def test_ids_workers_and_errors(yard: PlayedYard, query: dict[str, Any], found: list[str]) -> None:
+def test_requests_are_filtered(yard: PlayedYard, query: dict[str, Any], found: list[str]) -> None:
     one_of_each_state(yard)
     assert sorted(ids(yard, **query)) == found
 
@@ -163,20 +159,13 @@ def test_client_filter_is_not_a_glob_pattern(yard: PlayedYard) -> None:
         assert ids(yard, client=client) == []
 
 
-def test_order_and_limit(yard: PlayedYard) -> None:
-    names = [f"q{number}" for number in range(7)]
-    for name in names:
-        yard.push(request_fields(make_request(name)), entry=f"{1000 + int(name[1:])}-0")
-    assert ids(yard, limit=3) == ["q6", "q5", "q4"]
-    assert ids(yard, limit=3, oldest_first=True) == ["q0", "q1", "q2"]
-    assert len(ids(yard)) == 7
-
-
-def test_order_within_a_millisecond(yard: PlayedYard) -> None:
-    for number in range(12):
-        yard.push(request_fields(make_request(f"q{number}")), entry=f"1000-{number}")
+@pytest.mark.parametrize("entry", ["{0}-0", "1000-{0}"], ids=["ms", "within one"])
+def test_order_and_limit(yard: PlayedYard, entry: str) -> None:
     names = [f"q{number}" for number in range(12)]
+    for number, name in enumerate(names, 1):
+        yard.push(request_fields(make_request(name)), entry=entry.format(number))
     assert ids(yard, oldest_first=True) == names
+    assert ids(yard, limit=3, oldest_first=True) == names[:3]
     assert ids(yard, limit=3) == names[:-4:-1]
 
 

@@ -12,16 +12,7 @@ import psutil
 import pytest
 
 from tests.docs.pages import first_names, page, section
-from tests.integration.local_pool import (
-    LONG,
-    PAIR,
-    ROOT,
-    SIM,
-    START_S,
-    Start,
-    kill,
-    states,
-)
+from tests.integration.local_pool import LONG, PAIR, ROOT, SIM, START_S, Start, kill, states
 from tests.support.processes import is_gone
 from tests.support.vllm_versions import write_distribution
 from tests.support.waiting import eventually

@@ -8,20 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.local_pool import (
-    LONG,
-    SIM,
-    Start,
-    kill,
-    pid_of,
-    states,
-)
-from tokenyard.protocol.errors import (
-    EngineLost,
-    InvalidRequest,
-    LoadFailed,
-    WaitTimeout,
-)
+from tests.integration.local_pool import LONG, SIM, Start, kill, pid_of, states
+from tokenyard.protocol.errors import EngineLost, InvalidRequest, LoadFailed, WaitTimeout
 from tokenyard.protocol.replies import Delta, Result
 from worker import AdapterSpec
 from worker.engines.crash_points import POISON

@@ -8,23 +8,9 @@ from functools import partial
 
 import pytest
 
-from tests.integration.local_pool import (
-    LONG,
-    PAIR,
-    SIM,
-    START_S,
-    Start,
-    kill,
-    pid_of,
-    states,
-)
+from tests.integration.local_pool import LONG, PAIR, SIM, START_S, Start, kill, pid_of, states
 from tests.support.waiting import eventually
-from tokenyard.protocol.errors import (
-    EngineLost,
-    InvalidRequest,
-    LoadFailed,
-    NoFreeDevice,
-)
+from tokenyard.protocol.errors import EngineLost, InvalidRequest, LoadFailed, NoFreeDevice
 from tokenyard.protocol.replies import Result
 from worker import WorkerController
 from worker.engines import Unsupported

@@ -5,14 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.integration.played_host import (
-    ADDER,
-    BOUND_S,
-    PAUSE,
-    PlayedHost,
-    names,
-    ordered,
-)
+from tests.integration.played_host import ADDER, BOUND_S, PAUSE, PlayedHost, names, ordered
 from tests.support.fake_clock import FakeClock
 from tests.support.yard import PlayedYard
 from tokenyard.ops.control import SignalReceipt, Signals, Unacknowledged
@@ -22,6 +15,8 @@ from tokenyard.protocol.control import (
     DesiredState,
     Invalid,
     Order,
+    Signal,
+    Verb,
     parse_command,
     parse_order,
     worker_scope,
@@ -193,8 +188,8 @@ def test_workers_are_commanded_to_go(
     host: PlayedHost,
     yard: PlayedYard,
     fake_clock: FakeClock,
-    signal: str,
-    verb: str,
+    signal: Signal,
+    verb: Verb,
 ) -> None:
     # Given two workers of a model, one of another, and one whose lease is over
     first, second = host.join("a", pid=1), host.join("b", pid=2)
@@ -202,10 +197,7 @@ def test_workers_are_commanded_to_go(
     yard.connection.zadd(yard.keys.leases, {host.join("d"): 1})
 
     # If the model's are to go,
-    order = msgspec.structs.replace(
-        Order(signal="DRAIN", scope=ADDER, why="new host"), signal=signal
-    )
-    given = signals.give(order)
+    given = signals.give(Order(signal=signal, scope=ADDER, why="new host"))
 
     # I expect a command for each of the two, and no desired state;
     assert given.workers == (first, second)
@@ -214,7 +206,7 @@ def test_workers_are_commanded_to_go(
         for entry, fields in yard.connection.xrange(yard.keys.control)
     ]
     assert sent == [
-        (entry, Command(verb=verb, worker=worker, why="new host"))  # type: ignore[arg-type]
+        (entry, Command(verb=verb, worker=worker, why="new host"))
         for entry, worker in zip(given.ids, given.workers, strict=True)
     ]
     assert ordered(signals) == {}
@@ -256,10 +248,8 @@ def test_worker_that_refuses_to_end_is_named_with_its_reason(
 
 
 @pytest.mark.parametrize("signal", ["DRAIN", "STOP"])
-def test_signal_without_live_workers(signals: Signals, yard: PlayedYard, signal: str) -> None:
-    order = msgspec.structs.replace(
-        Order(signal="DRAIN", scope=worker_scope("ghost")), signal=signal
-    )
+def test_signal_without_live_workers(signals: Signals, yard: PlayedYard, signal: Signal) -> None:
+    order = Order(signal=signal, scope=worker_scope("ghost"))
     given = signals.give(order)
 
     assert given == SignalReceipt(order, is_redundant=True)

@@ -8,23 +8,12 @@ from typing import Self
 import msgspec
 import pytest
 
-from tests.integration.played_host import (
-    ADDER,
-    BOUND_S,
-    PlayedHost,
-    names,
-    ordered,
-)
+from tests.integration.played_host import ADDER, BOUND_S, PlayedHost, names, ordered
 from tests.support.fake_clock import FakeClock
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard.ops.control import SignalReceipt, Signals, Unacknowledged
-from tokenyard.protocol.control import (
-    DesiredState,
-    Invalid,
-    Order,
-    encode_desired,
-)
+from tokenyard.protocol.control import DesiredState, Invalid, Order, encode_desired
 
 
 def test_a_reload_says_whose_it_is(
@@ -253,10 +242,10 @@ def test_a_reload_whose_caller_was_killed_can_be_ended_or_done(
         assert found.trial
 
         # I expect its end to bring back what was; or what is, once everybody has it;
-        signals.end_trial(ADDER, "the test says so")
+        signals.end_trial(ADDER)
         kept = {ADDER: DesiredState(weights="/step-2", epoch=2)} if step == 3 else {}
         assert ordered(signals) == kept
-        assert signals.end_trial(ADDER, "the test says so") is None
+        assert signals.end_trial(ADDER) is None
 
         # and the same call to do it all.
         assert signals.reload("adder", "/step-2", 2, "abort", BOUND_S) == []

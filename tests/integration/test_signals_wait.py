@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from tests.integration.played_host import (
-    ADDER,
-    BOUND_S,
-    PAUSE,
-    PlayedHost,
-    names,
-)
+from tests.integration.played_host import ADDER, BOUND_S, PAUSE, PlayedHost, names
 from tests.support.fake_clock import FakeClock
 from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.ops.control import Signals, Unacknowledged
-from tokenyard.protocol.control import (
-    ALL,
-    Order,
-    model_scope,
-    worker_scope,
-)
+from tokenyard.protocol.control import ALL, Order, model_scope, worker_scope
 from tokenyard.scripts import Scripts
 
 

@@ -6,22 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.operating import (
-    ADDER,
-    NewHost,
-    Operator,
-    count_nothing,
-    running,
-    shows,
-)
+from tests.integration.operating import ADDER, NewHost, Operator, count_nothing, running, shows
 from tests.support.hosts import Host
 from tests.support.processes import START_S, Plant
 from tests.support.streams import attempts, begun, check_exact
 from tests.support.waiting import eventually
-from tokenyard.protocol.control import (
-    PauseMode,
-    model_scope,
-)
+from tokenyard.protocol.control import PauseMode, model_scope
 from worker.engines.simulated.engine import BROKEN
 
 

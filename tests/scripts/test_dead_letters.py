@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard
-from tokenyard.ops.letters import GONE, drop_letters, requeue_letters
+from tokenyard.ops.letters import GONE, drop_letters
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import PriorityClass
 from tokenyard.protocol.wire import Request
@@ -42,12 +42,6 @@ def test_an_unanswerable_dead_letter_is_shown(yard: PlayedYard) -> None:
     assert (letter.fields["prompt"], letter.fields["tokens"]) == ("ff00", "[1]")
 
 
-def test_letters_are_listed_newest_first(yard: PlayedYard) -> None:
-    names = [kill(yard, make_request(f"q{number}")).letter for number in range(5)]
-
-    assert [each.letter for each in dead_letters(yard, 2)] == names[:2:-1]
-
-
 def test_a_letter_is_found_by_its_name_or_its_requests_id(yard: PlayedYard) -> None:
     first, _other = kill(yard, make_request("q")), kill(yard, make_request("p"))
 
@@ -55,15 +49,6 @@ def test_a_letter_is_found_by_its_name_or_its_requests_id(yard: PlayedYard) -> N
     assert find_letter(yard, "q") == first
     assert find_letter(yard, "1-1") is None
     assert find_letter(yard, "nobody") is None
-
-
-def test_a_letter_is_requeued_in_its_class(yard: PlayedYard) -> None:
-    letter = kill(yard, make_request("q"), priority_class="low")
-
-    assert requeue_letters(yard, [letter]) == [""]
-
-    assert len(yard.intake("low")) == 1
-    assert dead_letters(yard) == []
 
 
 def test_a_letter_is_dropped_once_and_the_result_stays(yard: PlayedYard) -> None:

@@ -18,7 +18,7 @@ def make_view_worker(
 ) -> WorkerView:
     """A worker with a lease; ready by default."""
     info = make_worker_info(worker.partition(".")[0], tally=tally or WorkerTotals(), **fields)
-    return WorkerView(worker, info.state, lane, 20_000, info)
+    return WorkerView(worker, info.state, lane, 20_000, info, info.run_state)
 
 
 def make_view(workers: Sequence[WorkerView] = (), *, waiting: int = 0, **fields: Any) -> YardView:

@@ -26,10 +26,10 @@ from tokenyard.cli.shared.operating import command
 from tokenyard.cli.shared.options import json_list_option
 from tokenyard.cli.shared.tables import Column, Columns, show_list
 from tokenyard.ops import keys as ops
+from tokenyard.ops.keys import list_keys
 from tokenyard.process.program import PlainCommand, PlainGroup
 from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.texts import counted, local_time
-from tokenyard.yard.keys import list_keys
 
 #: A key with its id.
 _Listed = tuple[str, ApiKey]

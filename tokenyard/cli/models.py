@@ -34,7 +34,8 @@ from tokenyard.cli.shared.tables import Column, Columns, table_of
 from tokenyard.ops import models as ops
 from tokenyard.process.program import PlainCommand, PlainGroup
 from tokenyard.protocol.control import DesiredState
-from tokenyard.yard.models import ModelOffer, ModelView, WorkerOfModel, model_views
+from tokenyard.protocol.worker_info import WorkerInfo
+from tokenyard.yard.models import ModelOffer, ModelView, model_views
 from tokenyard.yard.pauses import all_pauses
 from tokenyard.yard.snapshot import read_yard
 
@@ -46,9 +47,9 @@ def _offers(view: ModelView) -> Iterator[str]:
     yield from (f"{offer.controller} (not there)" for offer in view.gone)
 
 
-def _state(holder: WorkerOfModel, desired_state: DesiredState) -> str:
+def _state(worker: str, info: WorkerInfo, desired_state: DesiredState) -> str:
     """Its state, and differences from the model's desired state."""
-    info, said = holder.info, [f"{holder.worker} {holder.info.state}"]
+    said = [f"{worker} {info.state}"]
     if info.run_state != desired_state.run_state:
         said.append(info.run_state)
     if info.epoch != desired_state.epoch:
@@ -68,7 +69,7 @@ _COLUMNS: Final[Columns[ModelView]] = {
     Column("Model", is_whole=True): lambda one: one.name,
     Column("Run state", is_whole=True): lambda one: one.desired_state.run_state,
     Column("Workers", is_whole=True): lambda one: [
-        _state(holder, one.desired_state) for holder in one.workers
+        _state(worker, info, one.desired_state) for worker, info in one.workers.items()
     ],
     Column("Loadable", is_whole=True): lambda one: list(_offers(one)),
     Column("Weights"): lambda one: one.desired_state.weights,
@@ -103,7 +104,7 @@ def list_models(ctx: click.Context, as_json: bool) -> None:
     """
     with opened(ctx.obj) as yard:
         view = read_yard(yard)
-    views = model_views(view, view.desired_states)
+    views = model_views(view)
     if as_json:
         say(msgspec.json.encode({"models": [_fields(one) for one in views]}))
     elif views:
@@ -119,7 +120,7 @@ def _fields(view: ModelView) -> dict[str, object]:
         "name": view.name,
         "hosts": [_offer(offer) for offer in view.hosts],
         "gone": [_offer(offer) for offer in view.gone],
-        "workers": [_holder(holder) for holder in view.workers],
+        "workers": [_holder(worker, info) for worker, info in view.workers.items()],
         "run_state": view.desired_state.run_state,
         "pauses": [msgspec.to_builtins(pause) for pause in view.pauses],
         "epoch": view.desired_state.epoch,
@@ -132,9 +133,9 @@ def _offer(offer: ModelOffer) -> dict[str, object]:
     return {"controller": offer.controller} | {one: getattr(offer.info, one) for one in names}
 
 
-def _holder(holder: WorkerOfModel) -> dict[str, object]:
+def _holder(worker: str, info: WorkerInfo) -> dict[str, object]:
     names = ("name", "state", "run_state", "epoch", "weights")
-    return {"worker": holder.worker} | {one: getattr(holder.info, one) for one in names}
+    return {"worker": worker} | {one: getattr(info, one) for one in names}
 
 
 #: Seconds that a command waits until all have obeyed.

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tokenyard.doctor.broker_checks import BROKER_CHECKS, Grade, check_server, durability_grades
-from tokenyard.doctor.evidence import Evidence, gather, glance
-from tokenyard.doctor.finding import Finding, Verdict
+from tokenyard.doctor.evidence import Evidence, Finding, Verdict, gather, glance
 from tokenyard.doctor.yard_checks import SNAPSHOT_CHECKS, YARD_CHECKS
 
 __all__ = [
@@ -30,8 +29,9 @@ def diagnose(evidence: Evidence) -> Iterator[Finding]:
     """Run all checks; each yields one or more findings."""
     for check in BROKER_CHECKS:
         yield from check(evidence)
-    if evidence.snapshot:
-        for look in SNAPSHOT_CHECKS:
-            yield from look(evidence.snapshot)
-    for check in YARD_CHECKS:
-        yield from check(evidence)
+    if evidence.snapshot is None:
+        return
+    for look in SNAPSHOT_CHECKS:
+        yield from look(evidence.snapshot)
+    for compare in YARD_CHECKS:
+        yield from compare(evidence.snapshot, evidence)

@@ -1,4 +1,4 @@
-"""Checks of the broker: persistence, durability, memory, access, limits and clock."""
+"""Checks of the broker, and of what lies there that is no part of a yard's snapshot."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from tokenyard.broker.check import OLDEST, compatible_version, server_name
 from tokenyard.client.options import Durability
-from tokenyard.doctor.evidence import Evidence
-from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
-from tokenyard.protocol.texts import byte_size
+from tokenyard.doctor.evidence import Evidence, Finding, fault, ok, unknown, warning
+from tokenyard.protocol.texts import byte_size, counted
 
 Check = Callable[[Evidence], Iterator[Finding]]
 #: What INFO says, by field.
@@ -91,17 +90,6 @@ def _fsync(how: str | None) -> Finding:
         return warning("persistence", "appendfsync no: a crash of the host loses requests", todo)
     risk = "" if how == "always" else ": a power failure loses up to the last second"
     return ok("persistence", f"appendonly yes, appendfsync {how}{risk}")
-
-
-def check_writes(evidence: Evidence) -> Iterator[Finding]:
-    """Whether the server takes writes now."""
-    if evidence.snapshot is None:
-        return
-    if error := evidence.snapshot.view.broker_error:
-        found, todo = error.split(". ", 1)
-        yield fault("writes", f"the broker {found}", f"{todo}.")
-    else:
-        yield ok("writes", "the broker takes writes")
 
 
 def check_memory(evidence: Evidence) -> Iterator[Finding]:
@@ -248,6 +236,33 @@ def check_clock(evidence: Evidence) -> Iterator[Finding]:
         yield ok("clock", found)
 
 
+def check_batches(evidence: Evidence) -> Iterator[Finding]:
+    """Batch jobs without a worker; nothing where no batch was ever submitted."""
+    batches = evidence.batches
+    if batches is None:
+        why = evidence.unseen.get("RQ's keys", "their Redis does not answer")
+        yield unknown("batches", f"RQ's keys cannot be seen: {why}")
+    elif batches.is_missing:
+        found = f"{counted(batches.waiting, 'job')} could run, and no batch worker is there"
+        yield fault("batches", found, "Start `tokenyard batch worker`.")
+    elif batches.workers:
+        yield ok("batches", f"{counted(batches.workers, 'worker')}, {batches.waiting} waiting")
+
+
+def check_groups(evidence: Evidence) -> Iterator[Finding]:
+    """Warn of every consumer group: Tokenyard creates none, and nobody would acknowledge for it."""
+    if evidence.groups is None:
+        why = evidence.unseen.get("XINFO GROUPS", "")
+        yield unknown("groups", f"the consumer groups cannot be seen: {why}")
+        return
+    for group in evidence.groups:
+        stream = group.stream.rpartition("}:")[2]
+        found = f"{stream} has a group {group.name!r} not ours, {group.pending} pending"
+        yield warning("groups", found, f"XGROUP DESTROY {group.stream} {group.name}")
+    if not evidence.groups:
+        yield ok("groups", "none, as none is needed")
+
+
 def _word(info: Info, name: str, default: str = "") -> str:
     return str(info.get(name, default))
 
@@ -259,12 +274,13 @@ def _number(info: Info, name: str) -> int:
 
 BROKER_CHECKS: Final[tuple[Check, ...]] = (
     check_server,
-    check_writes,
     check_memory,
     check_disk,
     check_access,
     check_time_outs,
     check_clock,
+    check_batches,
+    check_groups,
 )
 
 

@@ -1,4 +1,7 @@
-"""What the checks go by: read once, within limits, as far as broker and user allow."""
+"""What the checks go by: read once, within limits, as far as broker and user allow.
+
+And what they find.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import redis
 
@@ -314,3 +317,39 @@ def _each(run: Any, command: str, names: Iterable[bytes]) -> list[Any]:
         pipeline.execute_command(command, name)
     answers: list[Any] = pipeline.execute()
     return answers
+
+
+# What a check finds.
+
+#: ``unknown``: this broker or user does not allow the check.
+Verdict = Literal["ok", "warning", "fault", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of a check."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    todo: str = ""  # the remedy, if there is something to do
+
+
+def ok(name: str, found: str) -> Finding:
+    """Nothing to do."""
+    return Finding(name, "ok", found)
+
+
+def warning(name: str, found: str, todo: str) -> Finding:
+    """It works, but something should be done."""
+    return Finding(name, "warning", found, todo)
+
+
+def fault(name: str, found: str, todo: str) -> Finding:
+    """Something does not work, or accepted requests can be lost."""
+    return Finding(name, "fault", found, todo)
+
+
+def unknown(name: str, found: str) -> Finding:
+    """It cannot be checked."""
+    return Finding(name, "unknown", found)

@@ -1,4 +1,7 @@
-"""Checks of a yard: leader, workers, models, lanes, tenants, and requests that lost their entry."""
+"""Checks of a yard: leader, workers, models, lanes, tenants, and requests that lost their entry.
+
+None is possible without a snapshot.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tokenyard.doctor.broker_checks import Check
-from tokenyard.doctor.evidence import Evidence
-from tokenyard.doctor.finding import Finding, fault, ok, unknown, warning
+from tokenyard.doctor.evidence import Evidence, Finding, fault, ok, unknown, warning
 from tokenyard.protocol.control import ALL
 from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass, parse_pass
 from tokenyard.protocol.texts import counted, listed, span
@@ -21,6 +22,15 @@ from tokenyard.yard.tenants import TenantView
 _SKEW_MS: Final = 1000
 _RECENT_MS: Final = 3_600_000
 _MOST_NAMED: Final = 5
+
+
+def check_writes(snapshot: Snapshot) -> Iterator[Finding]:
+    """Whether the server takes writes now."""
+    if error := snapshot.view.broker_error:
+        found, todo = error.split(". ", 1)
+        yield fault("writes", f"the broker {found}", f"{todo}.")
+    else:
+        yield ok("writes", "the broker takes writes")
 
 
 def check_leader(snapshot: Snapshot) -> Iterator[Finding]:
@@ -158,14 +168,12 @@ def check_dead(snapshot: Snapshot) -> Iterator[Finding]:
         yield ok("dead letters", "none")
 
 
-def check_lanes(evidence: Evidence) -> Iterator[Finding]:
+def check_lanes(snapshot: Snapshot, evidence: Evidence) -> Iterator[Finding]:
     """Lanes without a worker."""
-    if evidence.snapshot is None:
-        return
     if evidence.sample is None:
         yield unknown("lanes", "without SCAN, lanes without a worker cannot be found")
         return
-    known = {worker.worker for worker in evidence.snapshot.view.workers}
+    known = {worker.worker for worker in snapshot.view.workers}
     strays = {worker: n for worker, n in evidence.sample.lanes.items() if worker not in known}
     held = {worker: n for worker, n in strays.items() if n}
     if held:
@@ -176,38 +184,8 @@ def check_lanes(evidence: Evidence) -> Iterator[Finding]:
         yield ok("lanes", f"{len(evidence.sample.lanes)}, each with its worker")
 
 
-def check_batches(evidence: Evidence) -> Iterator[Finding]:
-    """Batch jobs without a worker; nothing where no batch was ever submitted."""
-    batches = evidence.batches
-    if batches is None:
-        why = evidence.unseen.get("RQ's keys", "their Redis does not answer")
-        yield unknown("batches", f"RQ's keys cannot be seen: {why}")
-    elif batches.is_missing:
-        found = f"{counted(batches.waiting, 'job')} could run, and no batch worker is there"
-        yield fault("batches", found, "Start `tokenyard batch worker`.")
-    elif batches.workers:
-        yield ok("batches", f"{counted(batches.workers, 'worker')}, {batches.waiting} waiting")
-
-
-def check_groups(evidence: Evidence) -> Iterator[Finding]:
-    """Warn of every consumer group: Tokenyard creates none, and nobody would acknowledge for it."""
-    if evidence.groups is None:
-        why = evidence.unseen.get("XINFO GROUPS", "")
-        yield unknown("groups", f"the consumer groups cannot be seen: {why}")
-        return
-    for group in evidence.groups:
-        stream = group.stream.rpartition("}:")[2]
-        found = f"{stream} has a group {group.name!r} not ours, {group.pending} pending"
-        yield warning("groups", found, f"XGROUP DESTROY {group.stream} {group.name}")
-    if not evidence.groups:
-        yield ok("groups", "none, as none is needed")
-
-
-def check_entries(evidence: Evidence) -> Iterator[Finding]:
+def check_entries(snapshot: Snapshot, evidence: Evidence) -> Iterator[Finding]:
     """Requests whose entry was deleted by hand."""
-    snapshot = evidence.snapshot
-    if snapshot is None:
-        return
     handshake, leads = snapshot.view.handshake, snapshot.view.leader is not None
     lost = evidence.lost
     if lost and lost.names:
@@ -255,17 +233,15 @@ _LASTING: Final = frozenset({"max_tokens", "models", "classes"})
 # Tenants: their settings, and limits that refuse or hold their requests all the time.
 
 
-def check_tenants(evidence: Evidence) -> Iterator[Finding]:
+def check_tenants(snapshot: Snapshot, evidence: Evidence) -> Iterator[Finding]:
     """Settings that cannot be read, and tenants that hit their limits all the time."""
-    if evidence.snapshot is None:
-        return
     if evidence.tenants is None:
         why = evidence.unseen.get("tenants", "")
         yield unknown("tenants", f"the settings of tenants cannot be seen: {why}")
         return
     problems = 0
     for one in evidence.tenants:
-        found = list(_of(one, evidence.snapshot.at_ms, evidence.held_ms.get(one.name, 0)))
+        found = list(_of(one, snapshot.at_ms, evidence.held_ms.get(one.name, 0)))
         problems += len(found)
         if problems <= _MOST_NAMED:
             yield from found
@@ -301,6 +277,7 @@ def _of(one: TenantView, now_ms: int, held_ms: int) -> Iterator[Finding]:
 
 
 SNAPSHOT_CHECKS: Final[tuple[Callable[[Snapshot], Iterator[Finding]], ...]] = (
+    check_writes,
     check_leader,
     check_workers,
     check_worker_clocks,
@@ -310,10 +287,8 @@ SNAPSHOT_CHECKS: Final[tuple[Callable[[Snapshot], Iterator[Finding]], ...]] = (
     check_leases,
     check_dead,
 )
-YARD_CHECKS: Final[tuple[Check, ...]] = (
+YARD_CHECKS: Final[tuple[Callable[[Snapshot, Evidence], Iterator[Finding]], ...]] = (
     check_lanes,
-    check_batches,
-    check_groups,
     check_entries,
     check_tenants,
 )

@@ -249,7 +249,7 @@ class Signals:
             raise
         return []
 
-    def end_trial(self, scope: str, why: str) -> SignalReceipt | None:
+    def end_trial(self, scope: str) -> SignalReceipt | None:
         """Revert a reload that is in progress; None if there is none."""
         for _ in range(_MAX_TRIES):
             seen = self._fields()[0].get(scope.encode(), b"")
@@ -258,14 +258,14 @@ class Signals:
             )
             if desired_state.trial is None:
                 return None
-            order, before = undo_reload(scope, desired_state, why)
+            order, before = undo_reload(scope, desired_state, "the reload has failed")
             if entry := self._scripts.signal(order, seen, before):
                 return SignalReceipt(order, (entry,))
         raise BrokerUnavailable(f"the desired state of {scope} was changed by others each time")
 
     def _revert(self, scope: str, until: float) -> None:
         """Revert a reload on all workers, and wait for them."""
-        if receipt := self.end_trial(scope, "the reload has failed"):
+        if receipt := self.end_trial(scope):
             self.wait(receipt, max(0.0, until - clock.monotonic()))
 
     def _check(self, model: str, path: str, timeout_s: float) -> list[Unacknowledged]:

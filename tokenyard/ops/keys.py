@@ -1,4 +1,4 @@
-"""What can be done with the keys of the gateway and the board: create and revoke them."""
+"""The keys of the gateway and the board, and what can be done with them: create and revoke."""
 
 from __future__ import annotations
 
@@ -15,21 +15,29 @@ from tokenyard.protocol.api_keys import (
     PREFIX,
     ApiKey,
     Role,
+    decode_key,
     encode_key,
     key_digest,
     new_key,
 )
 from tokenyard.protocol.errors import BadInput, Refused
 from tokenyard.protocol.keys import PriorityClass, is_tenant
+from tokenyard.protocol.streams import readable
 from tokenyard.protocol.tenants import TENANT_RULE
 from tokenyard.protocol.texts import counted, cut, printable
 from tokenyard.protocol.wire import MAX_STREAM_INTERVAL_MS
 from tokenyard.protocol.yard import Yard
-from tokenyard.yard.keys import list_keys
 from tokenyard.yard.tenants import restriction
 
 #: Most characters of a key's name.
 MAX_NAME: Final = 200
+
+
+def list_keys(yard: Yard) -> dict[str, ApiKey]:
+    """All keys by id, the oldest first; entries that are no keys are left out."""
+    stored: Any = yard.connection.hgetall(yard.keys.api_keys)
+    found = {digest[:ID_DIGITS]: key for digest, key in readable(stored, decode_key)}
+    return dict(sorted(found.items(), key=lambda one: one[1].created_ms))
 
 
 def create_key(yard: Yard, wanted: ApiKey) -> tuple[str, str]:

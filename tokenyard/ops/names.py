@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from urllib.parse import quote, unquote
 
-from tokenyard.protocol.control import ALL, DesiredState, model_scope, worker_scope
+from tokenyard.protocol.control import ALL, model_scope, worker_scope
 from tokenyard.protocol.errors import BadInput, Refused
 from tokenyard.protocol.keys import is_name
 from tokenyard.protocol.texts import did_you_mean, listed, printable
 from tokenyard.protocol.wire import MAX_ID_BYTES
 from tokenyard.yard.pauses import known_models, known_workers
-from tokenyard.yard.snapshot import RosterView, YardView
+from tokenyard.yard.snapshot import RosterView
 from tokenyard.yard.tenants import TenantView
 
 
-def find_model(
-    view: YardView | RosterView, desired_states: Mapping[str, DesiredState], name: str
-) -> str:
+def find_model(view: RosterView, name: str) -> str:
     """The model of this name; raises `Refused`."""
-    return find("model", name, known_models(view, desired_states))
+    return find("model", name, known_models(view))
 
 
-def find_worker(
-    view: YardView | RosterView, desired_states: Mapping[str, DesiredState], name: str
-) -> str:
+def find_worker(view: RosterView, name: str) -> str:
     """The name of a worker, given with or without its incarnation; raises `Refused`."""
-    by_incarnation = {
-        one.worker: one.info.name for one in view.workers if one.lease_ms and one.info
-    }
-    return find("worker", by_incarnation.get(name, name), known_workers(view, desired_states))
+    info = view.live.get(name)
+    return find("worker", info.name if info else name, known_workers(view))
 
 
-def find_scope(
-    view: YardView | RosterView, desired_states: Mapping[str, DesiredState], scope: str
-) -> str:
+def find_scope(view: RosterView, scope: str) -> str:
     """The scope whose model or worker the yard knows; raises `Refused`."""
     kind, _, name = scope.partition(":")
     if kind == "model":
-        return model_scope(find_model(view, desired_states, name))
+        return model_scope(find_model(view, name))
     if kind == "worker":
-        return worker_scope(find_worker(view, desired_states, name))
+        return worker_scope(find_worker(view, name))
     if scope != ALL:
         raise Refused(f"there is no scope {scope[:200]!r}: use all, model:<name> or worker:<name>")
     return ALL

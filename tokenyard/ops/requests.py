@@ -255,7 +255,8 @@ def _letters(yard: Yard, given: RequestSelection) -> _Chosen[DeadLetter]:
         if alone and alone.client == owner[0]:
             letters[owner] = alone
     rest = (known[one].state if one in known else "" for one in owners if one not in letters)
-    return _Chosen(list(letters.values()), words, _told(Counter(map(what_is_in_the_way, rest))))
+    problems = Counter(_IN_THE_WAY[state] for state in rest)
+    return _Chosen(list(letters.values()), words, _told(problems))
 
 
 def _wanted(given: RequestSelection) -> Filter | None:
@@ -296,7 +297,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (cancel, requeue)
 #: A letter is written in the call that ends its request, so both have nearly the same time.
 _BEFORE_MS: Final = 2
 _AFTER_MS: Final = 100
-_IN_THE_WAY: Final = {
+#: Why a request without a letter cannot be requeued, by its state; "" is that of an unknown one.
+_IN_THE_WAY: Final[Mapping[str, str]] = {
     "waiting": "waits already",
     "assigned": "runs already",
     "completed": "has completed",
@@ -305,11 +307,6 @@ _IN_THE_WAY: Final = {
     "failed": "failed without a dead letter, so it was not kept: submit it again under another id",
     "": "is not known here, and not a dead letter",
 }
-
-
-def what_is_in_the_way(state: str) -> str:
-    """Why a request without a letter cannot be requeued, by its state, after its name."""
-    return _IN_THE_WAY.get(state, "cannot be requeued now")
 
 
 def letter_of(yard: Yard, client: str, request_id: str, ended_ms: int) -> DeadLetter | None:

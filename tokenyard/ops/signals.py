@@ -12,7 +12,6 @@ from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, 
 from tokenyard.protocol.control import (
     ALL,
     DesiredState,
-    DesiredStates,
     Invalid,
     Order,
     PauseMode,
@@ -23,7 +22,7 @@ from tokenyard.protocol.control import (
 from tokenyard.protocol.errors import Refused
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.yard import Yard
-from tokenyard.yard.pauses import other_pauses, scopes_of
+from tokenyard.yard.pauses import Pause, other_pauses, scopes_of
 from tokenyard.yard.snapshot import RosterView, read_roster
 
 _MOST_NAMED: Final = 10
@@ -58,7 +57,6 @@ class _Asked:
 
     order: Order
     roster: RosterView
-    desired: DesiredStates
 
     @property
     def workers(self) -> Sequence[str]:
@@ -67,17 +65,17 @@ class _Asked:
         return [one for one, info in sorted(live) if self.order.scope in scopes_of(info)]
 
     @property
-    def others(self) -> Sequence[Any]:
+    def others(self) -> Sequence[Pause]:
         """The pauses of other scopes that hold workers of this one."""
-        return other_pauses(self.roster.workers, self.desired, self.order.scope)
+        return other_pauses(self.roster, self.order.scope)
 
 
 def _asked(yard: Yard, caller: Caller, signal: Signal, scope: str, **more: Any) -> _Asked:
     """Raises `Refused` for a scope that the yard does not know."""
-    roster, desired = read_roster(yard), Signals(yard).desired_states()
-    found = find_scope(roster, desired.by_scope, scope)
+    roster = read_roster(yard)
+    found = find_scope(roster, scope)
     order = Order(signal=signal, scope=found, why=caller.why, by=caller.operator, **more)
-    return _Asked(order, roster, desired)
+    return _Asked(order, roster)
 
 
 def _refused(error: Invalid, order: Order) -> Refused:
@@ -97,7 +95,8 @@ def _preview_of(signal: Signal) -> Callable[..., Preview]:
             nobody = f"{name}: no worker is live." if not workers else ""
             needs_yes = asked.order.scope == ALL
             return Preview(nobody or text, named, len(workers), needs_yes=needs_yes)
-        state = asked.desired.by_scope.get(asked.order.scope, DesiredState())
+        desired = asked.roster.desired_states
+        state = desired.by_scope.get(asked.order.scope, DesiredState())
         if signal == "SET_GENERATION_EPOCH":  # which a form has not asked for yet
             values = {"epoch": (state.epoch or 0) + 1}
             return Preview(text, named, max(1, len(workers)), values=values)
@@ -106,7 +105,7 @@ def _preview_of(signal: Signal) -> Callable[..., Preview]:
         except Invalid as error:
             raise _refused(error, asked.order) from error
         if is_redundant:
-            behind = Signals(yard).behind(asked.roster.live, asked.desired.changed)
+            behind = Signals(yard).behind(asked.roster.live, desired.changed)
             left = [one.worker for one in behind if one.worker in workers]
             text = f"{name} is {state.run_state} already."
             if left:

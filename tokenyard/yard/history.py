@@ -214,9 +214,9 @@ LATELY_MS: Final = 60_000
 _LATE_MS: Final = 2_000
 
 
-def read_history(yard: Yard, now_ms: int, span_ms: int = HOUR_MS) -> list[HistorySample]:
-    """The entries of the time before ``now_ms``, by the server's clock; the newest is last."""
-    found: Any = yard.connection.xrange(yard.keys.history, max(0, now_ms - span_ms))
+def read_history(yard: Yard, now_ms: int) -> list[HistorySample]:
+    """The entries of the hour before ``now_ms``, by the server's clock; the newest is last."""
+    found: Any = yard.connection.xrange(yard.keys.history, max(0, now_ms - HOUR_MS))
     return [parse_history(entry.decode(), fields) for entry, fields in found]
 
 

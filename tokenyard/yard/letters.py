@@ -18,7 +18,7 @@ from tokenyard.protocol.parse import parse_owner, unfold
 from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.wire import unpack_tokens
 from tokenyard.protocol.yard import Yard
-from tokenyard.yard.reads import Fields, is_entry
+from tokenyard.yard.reads import Fields, is_entry, pages
 
 _PACKED: Final = frozenset({b"tokens", b"published"})
 #: What the reasons of requests that were given up begin with.
@@ -194,8 +194,7 @@ def newest_letter(yard: Yard) -> str:
 
 def named_heads(yard: Yard, names: Sequence[str]) -> Iterator[list[tuple[str, DeadLetter | None]]]:
     """The letters of these names, in pieces; None for one that is gone."""
-    for at in range(0, len(names), _FIRST):
-        piece = names[at : at + _FIRST]
+    for piece in pages(names, _FIRST):
         pipeline: Any = yard.connection.pipeline(transaction=False)
         known = [name for name in piece if is_entry(name)]
         for name in known:

@@ -20,7 +20,7 @@ from redis.exceptions import NoPermissionError
 from tokenyard.protocol.errors import BadInput
 from tokenyard.protocol.keys import NAME_RULE, PRIORITY_CLASSES, intake_name, is_name
 from tokenyard.protocol.replies import TERMINAL
-from tokenyard.protocol.texts import printable, span_ms
+from tokenyard.protocol.texts import cut, printable, span_ms
 from tokenyard.protocol.wire import DEFAULT_CLIENT, MAX_ID_BYTES, Request
 from tokenyard.protocol.yard import Yard
 from tokenyard.yard.pauses import pauses_of_model, pauses_of_worker
@@ -147,8 +147,7 @@ def _span(name: str, text: str) -> int:
 
 
 def _short(text: str) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= _MOST_WORDS else f"{shown[:_MOST_WORDS]}…"
+    return cut(printable(text), _MOST_WORDS)
 
 
 #: Tenants among whose waiting requests one without a ledger is searched.

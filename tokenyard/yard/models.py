@@ -8,11 +8,11 @@ the roster, the hosts, and the commands that it has sent. Errors of redis-py pas
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, model_scope
+from tokenyard.protocol.control import ALL, DesiredState, model_scope
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.streams import whole
@@ -43,21 +43,13 @@ class ModelOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerOfModel:
-    """A worker that holds a model."""
-
-    worker: str  # with its incarnation
-    info: WorkerInfo
-
-
-@dataclass(frozen=True, slots=True)
 class ModelView:
     """A model of the yard, at one moment."""
 
     name: str
     hosts: list[ModelOffer]
     gone: list[ModelOffer]  # hosts that are not there now, where no other may load it
-    workers: list[WorkerOfModel]
+    workers: Mapping[str, WorkerInfo]  # that hold it, by name and incarnation
     desired_state: DesiredState  # of all and of this model
     pauses: list[Pause]  # of all and of this model
 
@@ -67,28 +59,27 @@ class ModelView:
         return self.hosts or self.gone
 
 
-def model_views(view: YardView, desired_states: DesiredStates) -> list[ModelView]:
+def model_views(view: YardView) -> list[ModelView]:
     """Every known model, by name."""
     offers: defaultdict[str, list[ModelOffer]] = defaultdict(list)
     for host in view.hosts:
         for info in host.models:
             offers[info.name].append(ModelOffer(host.name, info))
     gone = {info.name: ModelOffer(host.name, info) for host in view.gone for info in host.models}
-    workers: defaultdict[str, list[WorkerOfModel]] = defaultdict(list)
-    for one in view.living:
-        if one.info:
-            workers[one.info.model].append(WorkerOfModel(one.worker, one.info))
-    pauses = all_pauses(desired_states)
+    workers: defaultdict[str, dict[str, WorkerInfo]] = defaultdict(dict)
+    for worker, held in view.live.items():
+        workers[held.model][worker] = held
+    pauses = all_pauses(view.desired_states)
     return [
         ModelView(
             name=name,
             hosts=offers[name],
             gone=[gone[name]] if name in gone else [],
             workers=workers[name],
-            desired_state=desired_states.of("", name),
+            desired_state=view.desired_states.of("", name),
             pauses=[one for one in pauses if one.scope in {ALL, model_scope(name)}],
         )
-        for name in known_models(view, desired_states.by_scope)
+        for name in known_models(view)
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -135,21 +135,17 @@ def base_model(view: YardView, model: str) -> str:
     return adapters.get(model, model)
 
 
-def known_models(
-    view: YardView | RosterView, desired_states: Mapping[str, DesiredState]
-) -> list[str]:
+def known_models(view: RosterView) -> list[str]:
     """Models that a host may load or might, a worker holds, or a desired state names."""
     names = {model.name for host in (*view.hosts, *view.gone) for model in host.models}
-    names |= {info.model for info in _living(view.workers) if info.model}
-    return sorted(names | _scoped(desired_states, model_scope("")))
+    names |= {info.model for info in view.live.values() if info.model}
+    return sorted(names | _scoped(view.desired_states, model_scope("")))
 
 
-def known_workers(
-    view: YardView | RosterView, desired_states: Mapping[str, DesiredState]
-) -> list[str]:
+def known_workers(view: RosterView) -> list[str]:
     """Names of the workers that live, or that a desired state names."""
-    names = {info.name for info in _living(view.workers)}
-    return sorted(names | _scoped(desired_states, worker_scope("")))
+    names = {info.name for info in view.live.values()}
+    return sorted(names | _scoped(view.desired_states, worker_scope("")))
 
 
 def scopes_of(info: WorkerInfo) -> set[str]:
@@ -158,22 +154,17 @@ def scopes_of(info: WorkerInfo) -> set[str]:
     return {ALL, worker_scope(info.name), *models}
 
 
-def other_pauses(
-    workers: Iterable[WorkerView], desired_states: DesiredStates, scope: str
-) -> list[Pause]:
+def other_pauses(view: RosterView, scope: str) -> list[Pause]:
     """The pauses of other scopes that hold workers of this one."""
     related = {ALL}
-    for info in _living(workers):
+    for info in view.live.values():
         scopes = scopes_of(info)
         related |= scopes if scope in scopes else set()
     if scope == ALL:
-        related |= set(desired_states.by_scope)
-    return [one for one in all_pauses(desired_states) if one.scope in related - {scope}]
+        related |= set(view.desired_states.by_scope)
+    return [one for one in all_pauses(view.desired_states) if one.scope in related - {scope}]
 
 
-def _living(workers: Iterable[WorkerView]) -> Iterable[WorkerInfo]:
-    return (one.info for one in workers if one.lease_ms and one.info)
-
-
-def _scoped(desired_states: Mapping[str, DesiredState], prefix: str) -> set[str]:
-    return {scope.removeprefix(prefix) for scope in desired_states if scope.startswith(prefix)}
+def _scoped(desired_states: DesiredStates, prefix: str) -> set[str]:
+    scopes = desired_states.by_scope
+    return {scope.removeprefix(prefix) for scope in scopes if scope.startswith(prefix)}

@@ -106,9 +106,9 @@ class LedgerSearch:
         return client, request_id
 
 
-def pages(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def pages(items: Sequence[T], at_once: int = _PAGE) -> Iterator[Sequence[T]]:
     """The items, as many at a time as are read at once."""
-    return (items[at : at + _PAGE] for at in range(0, len(items), _PAGE))
+    return (items[at : at + at_once] for at in range(0, len(items), at_once))
 
 
 def glob_literal(text: str) -> str:

@@ -58,14 +58,15 @@ class WorkerView:
         return self.is_ready and self.run_state == "RUNNING"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RosterView:
     """The workers and hosts of a yard at one moment; lanes are not counted."""
 
     workers: Sequence[WorkerView]
-    hosts: Sequence[HostInfo]  # that have a worker with a lease
-    at_ms: int  # the server's clock
+    hosts: Sequence[HostInfo] = ()  # that have a worker with a lease
     gone: Sequence[HostInfo] = ()  # others, with the models that they alone announce
+    desired_states: DesiredStates = field(default_factory=DesiredStates)  # set by operators
+    at_ms: int = 0  # the server's clock
 
     @property
     def live(self) -> dict[str, WorkerInfo]:
@@ -73,22 +74,17 @@ class RosterView:
         return {one.worker: one.info for one in self.workers if one.lease_ms and one.info}
 
 
-@dataclass(frozen=True, slots=True)
-class YardView:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YardView(RosterView):
     """A yard at one moment."""
 
     yard: str
     leader: LeaderView | None
     waiting: dict[IntakeClass, int]  # requests by intake
     dead: int  # dead letters
-    workers: Sequence[WorkerView]
     models: dict[str, int]  # ready workers by model
     handshake: dict[str, str]  # protocol version, limits, counters, for clients
-    hosts: Sequence[HostInfo] = ()  # with the models that each may load
-    desired_states: DesiredStates = field(default_factory=DesiredStates)  # set by operators
     broker_error: str = ""  # why the broker takes no writes, and what to do
-    at_ms: int = 0  # the server's clock
-    gone: Sequence[HostInfo] = ()  # without workers, with the models that they alone announce
 
     @property
     def is_open(self) -> bool:
@@ -107,7 +103,7 @@ class YardView:
 
 
 def read_roster(yard: Yard) -> RosterView:
-    """Read workers and hosts in one round trip; errors of redis-py pass."""
+    """Read workers, hosts and desired states in one round trip; errors of redis-py pass."""
     pipeline: Any = yard.connection.pipeline(transaction=False)
     _queue_roster(pipeline, yard.keys)
     return _roster(*pipeline.execute())
@@ -126,11 +122,10 @@ def read_yard(yard: Yard, *, counts_lanes: bool = True) -> YardView:
     pipeline.pttl(yard.keys.leader)
     pipeline.hgetall(yard.keys.info)
     pipeline.xlen(yard.keys.dead)
-    pipeline.hgetall(yard.keys.desired)
     queue_depths(pipeline, yard.keys)
-    listed, leases, hosts, now, *rest = pipeline.execute()
-    leader, leader_ms, handshake, dead, desired_states, *depths = rest
-    roster = _roster(listed, leases, hosts, now)
+    listed, leases, hosts, desired, now, *rest = pipeline.execute()
+    leader, leader_ms, handshake, dead, *depths = rest
+    roster = _roster(listed, leases, hosts, desired, now)
     workers = with_lanes(yard, roster.workers) if counts_lanes else roster.workers
     return YardView(
         yard=yard.keys.yard,
@@ -141,10 +136,10 @@ def read_yard(yard: Yard, *, counts_lanes: bool = True) -> YardView:
         models=_models(workers),
         handshake=_texts(handshake),
         hosts=roster.hosts,
-        desired_states=decode_desired(desired_states),
+        gone=roster.gone,
+        desired_states=roster.desired_states,
         broker_error=write_error(yard),
         at_ms=roster.at_ms,
-        gone=roster.gone,
     )
 
 
@@ -162,32 +157,35 @@ def _queue_roster(pipeline: Any, keys: Keys) -> None:
     pipeline.hgetall(keys.workers)
     pipeline.zrange(keys.leases, 0, -1, withscores=True)
     pipeline.hgetall(keys.hosts)
+    pipeline.hgetall(keys.desired)
     pipeline.time()
 
 
-def _roster(roster: Any, leases: Any, hosts: Any, now: tuple[int, int]) -> RosterView:
+def _roster(roster: Any, leases: Any, hosts: Any, desired: Any, now: tuple[int, int]) -> RosterView:
     now_ms = unix_ms(now)
     ends = {_text(worker): int(score) for worker, score in leases}
     listed, infos = set(map(_text, roster)), decode_workers(roster)
-    workers = [
-        _worker_view(name, infos.get(name), ends.get(name, 0), now_ms, is_listed=name in listed)
-        for name in sorted(ends.keys() | listed)
-    ]
+    workers = []
+    for name in sorted(ends.keys() | listed):
+        info, end_ms = infos.get(name), ends.get(name, 0)
+        workers.append(
+            WorkerView(
+                worker=name,
+                state=_state(info, end_ms, now_ms, is_listed=name in listed),
+                lane=0,
+                lease_ms=max(0, end_ms - now_ms),
+                info=info,
+                run_state=info.run_state if info else "RUNNING",
+            )
+        )
     alive = {worker.info.controller for worker in workers if worker.info and worker.lease_ms}
     there, gone = split_hosts(sorted(decode_hosts(hosts), key=lambda host: host.name), alive)
-    return RosterView(workers, there, now_ms, gone)
-
-
-def _worker_view(
-    worker: str, info: WorkerInfo | None, lease_end_ms: int, now_ms: int, *, is_listed: bool
-) -> WorkerView:
-    return WorkerView(
-        worker=worker,
-        state=_state(info, lease_end_ms, now_ms, is_listed=is_listed),
-        lane=0,
-        lease_ms=max(0, lease_end_ms - now_ms),
-        info=info,
-        run_state=info.run_state if info else "RUNNING",
+    return RosterView(
+        workers=workers,
+        hosts=there,
+        gone=gone,
+        desired_states=decode_desired(desired),
+        at_ms=now_ms,
     )
 
 

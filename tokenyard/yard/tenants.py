@@ -28,9 +28,9 @@ from tokenyard.protocol.tenants import (
 )
 from tokenyard.protocol.texts import printable
 from tokenyard.protocol.yard import Yard
-from tokenyard.yard.reads import glob_literal, intake_lengths
+from tokenyard.yard.reads import glob_literal, intake_lengths, pages
 
-#: Tenants whose counters are read in one round trip.
+#: Tenants that are read in one round trip.
 _PAGE: Final = 1_000
 _COUNTERS: Final = ("waiting", "waiting_tokens", "running")
 _LATELY: Final = tuple(refusals_of(name) for name in LIMITS)
@@ -151,10 +151,10 @@ def _of(run: Any, keys: Keys, names: Sequence[str]) -> tuple[dict[bytes, bytes],
 
 def _counters(yard: Yard, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """What each tenant has waiting and running, and was refused; an invalid count is 0."""
-    for at in range(0, len(names), _PAGE):
+    for page in pages(names, _PAGE):
         pipeline: Any = yard.connection.pipeline(transaction=False)
         pipeline.time()
-        for name in names[at : at + _PAGE]:
+        for name in page:
             pipeline.hmget(yard.keys.tenant(name), *_FIELDS)
         now, *found = pipeline.execute()
         now_ms = unix_ms(now)
@@ -185,7 +185,6 @@ MOST_SORTED: Final = 2_000
 #: Names that a search visits, about, and those that it returns.
 MOST_VISITED: Final = 50_000
 MOST_FOUND: Final = 200
-_NAMES_AT_ONCE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +227,8 @@ def search_tenants(yard: Yard, text: str) -> TenantNames:
         cursor, visited = 0, 0
         while visited < MOST_VISITED and len(found) <= MOST_FOUND:
             run: Any = scan
-            cursor, page = run(key, cursor, match=pattern, count=_NAMES_AT_ONCE)
-            visited += _NAMES_AT_ONCE
+            cursor, page = run(key, cursor, match=pattern, count=_PAGE)
+            visited += _PAGE
             found.update(_tenants(one if isinstance(one, bytes) else one[0] for one in page))
             if not cursor:
                 break

@@ -15,7 +15,7 @@ from tokenyard.client.ledger import unknown
 from tokenyard.protocol.keys import INTAKE_CLASSES, is_intake, split_intake
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import Provenance, Result, decode_reply, to_result
-from tokenyard.protocol.streams import unix_ms, whole
+from tokenyard.protocol.streams import position, unix_ms, whole
 from tokenyard.protocol.texts import byte_size, counted
 from tokenyard.protocol.wire import Request
 from tokenyard.protocol.yard import Yard
@@ -24,7 +24,7 @@ from tokenyard.yard.line import NOBODY, TenantLine, read_line, turn
 from tokenyard.yard.listing import find_waiting
 from tokenyard.yard.pauses import Pause, base_model, pauses_of_model, pauses_of_worker, texts
 from tokenyard.yard.reads import Fields, intake_lengths
-from tokenyard.yard.requests import tenant_of, text_of_field
+from tokenyard.yard.requests import accepted_ms, tenant_of, text_of_field
 from tokenyard.yard.snapshot import YardView, read_yard
 from tokenyard.yard.tenants import read_held
 
@@ -194,7 +194,6 @@ def read_timeline(yard: Yard, client: str, request_id: str) -> Timeline:
     ledger: Fields = fields or _ledger_of_plain_entry(yard, client, request_id)
     now_ms = unix_ms(time)
     state, sid = text_of_field(ledger, b"state"), text_of_field(ledger, b"sid")
-    accepted_ms = _entry_ms(sid.rpartition("/")[2])
     packed = ledger.get(b"result")
     line = read_line(yard) if state == "waiting" else NOBODY
     waits_for, pauses = _waits_for(yard, ledger, line, now_ms)
@@ -205,8 +204,8 @@ def read_timeline(yard: Yard, client: str, request_id: str) -> Timeline:
         state=state,
         now_ms=now_ms,
         server_id=sid,
-        accepted_ms=accepted_ms,
-        attempts=_attempts(ledger, accepted_ms),
+        accepted_ms=accepted_ms(sid) or None,
+        attempts=_attempts(ledger, sid),
         refusals=_number(ledger, b"refusals") or 0,
         last_refusal=_refusal(ledger),
         waits_for=waits_for,
@@ -225,18 +224,18 @@ def read_attempts(yard: Yard, client: str, request_id: str, server_id: str) -> l
     ledger: Any = yard.connection.hgetall(yard.keys.ledger(client, request_id))
     if text_of_field(ledger, b"sid") != server_id:
         return []
-    return _attempts(ledger, _entry_ms(server_id.rpartition("/")[2]))
+    return _attempts(ledger, server_id)
 
 
-def _attempts(ledger: Fields, accepted_ms: int | None) -> list[Attempt]:
+def _attempts(ledger: Fields, server_id: str) -> list[Attempt]:
     """The attempts, from the fields t<attempt> (assigned) and r<attempt> (given back)."""
     found: list[Attempt] = []
-    since_ms = accepted_ms
+    since_ms = accepted_ms(server_id) or None
     numbers = {whole(name[1:]) for name in ledger if name.startswith(b"t")}
     for number in sorted(number for number in numbers if b"t%d" % number in ledger):
         entry, worker, why = _words(ledger, b"t%d" % number, 3)
         back, _, given_back, reason = _words(ledger, b"r%d" % number, 4)
-        assigned_ms = _entry_ms(entry) or 0
+        assigned_ms = position(entry)[0]
         found.append(
             Attempt(
                 number=number,
@@ -348,10 +347,4 @@ def _words(ledger: Fields, name: bytes, count: int) -> list[str]:
 
 def _number(ledger: Fields, name: bytes) -> int | None:
     raw = ledger.get(name, b"")
-    return whole(raw) if raw.isdigit() else None
-
-
-def _entry_ms(entry: str) -> int | None:
-    """The time in the id of a stream entry."""
-    raw = entry.partition("-")[0]
     return whole(raw) if raw.isdigit() else None

@@ -19,9 +19,8 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import FAILED, WAIT, day_before, is_day, outdated
 from tokenyard.protocol.yard import Yard
+from tokenyard.yard.reads import pages
 
-#: Tenants that are read in one round trip.
-_PAGE: Final = 100
 #: Codes that are reported; `UNKNOWN` is of a result without one.
 _CODES: Final = (*Code, "UNKNOWN")
 
@@ -76,8 +75,7 @@ def read_usage(yard: Yard, tenants: Sequence[str], days: int, model: str = "") -
     seconds, _ = yard.connection.time()
     first = day_before(int(seconds), days - 1)
     found: list[TenantUsage] = []
-    for at in range(0, len(tenants), _PAGE):
-        page = tenants[at : at + _PAGE]
+    for page in pages(tenants):
         pipeline: Any = yard.connection.pipeline(transaction=False)
         for tenant in page:
             pipeline.hgetall(yard.keys.usage(tenant))

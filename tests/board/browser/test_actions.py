@@ -17,8 +17,8 @@ from tests.support.waiting import eventually
 from tokenyard.board.operations import OPERATIONS
 from tokenyard.ops.audit import read_audit
 from tokenyard.ops.control import Signals
+from tokenyard.ops.keys import list_keys
 from tokenyard.protocol.tenants import decode_tenant
-from tokenyard.yard.keys import list_keys
 
 pytestmark = pytest.mark.long
 

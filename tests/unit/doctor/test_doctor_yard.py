@@ -180,15 +180,22 @@ def test_a_tenant_that_hits_a_limit_all_the_time_is_named() -> None:
     assert [one.verdict for one in tenants(1234, 57_000 - 3_600_000)] == ["ok"]
 
 
-def test_settings_that_cannot_be_read_are_named() -> None:
-    [finding] = found(sound(tenants=[TenantView(name="ann", is_readable=False)]), "tenants")
-    assert (finding.verdict, "tenants set ann" in finding.todo) == ("warning", True)
-
-
-def test_where_waiting_does_not_help_the_remedy_is_another_request() -> None:
-    one = TenantView(name="ann", refused_lately={"models": 10}, refused_ms={"models": 57_000})
+@pytest.mark.parametrize(
+    ("one", "todo"),
+    [
+        (TenantView(name="ann", is_readable=False), "tenants set ann ..."),
+        # Where waiting does not help, the remedy is another request.
+        (
+            TenantView(name="ann", refused_lately={"models": 10}, refused_ms={"models": 57_000}),
+            "ann --models ...), or let its clients ask for what it allows.",
+        ),
+    ],
+)
+def test_a_tenant_in_trouble(one: TenantView, todo: str) -> None:
     [finding] = found(sound(tenants=[one]), "tenants")
-    assert finding.todo.endswith("ann --models ...), or let its clients ask for what it allows.")
+
+    assert finding.verdict == "warning"
+    assert finding.todo.endswith(todo)
 
 
 def test_many_tenants_at_their_limits_are_counted() -> None:

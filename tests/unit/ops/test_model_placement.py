@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tokenyard.ops.placement import place_anywhere, place_at
+from tests.support.snapshots import make_view
+from tokenyard.ops.models import place_anywhere, place_at
 from tokenyard.protocol.control import Command
 from tokenyard.protocol.errors import Refused
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, WorkerState
@@ -22,7 +23,7 @@ def worker(
 
 def yard(*workers: WorkerView, ranks: int = 1) -> YardView:
     host = HostInfo(name="host", models=[ModelInfo(name="m", ranks=ranks), ModelInfo(name="n")])
-    return YardView("main", None, {}, 0, workers, {}, {}, [host])
+    return make_view(workers, hosts=[host])
 
 
 def load(worker: str, *devices: int) -> Command:

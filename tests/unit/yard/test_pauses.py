@@ -9,16 +9,15 @@ import pytest
 
 from tests.support.snapshots import make_view, make_view_worker
 from tokenyard.protocol.control import ALL, DesiredState, DesiredStates, model_scope, worker_scope
-from tokenyard.yard.pauses import Pause, all_pauses, pauses_of_model, pauses_of_worker
-from tokenyard.yard.snapshot import WorkerView, YardView
+from tokenyard.yard.pauses import Pause, all_pauses, other_pauses, pauses_of_model, pauses_of_worker
+from tokenyard.yard.snapshot import RosterView, WorkerView, YardView
 
 PAUSED = DesiredState(run_state="PAUSED", by="kim@north", why="its driver", since_ms=1_000)
 ADDER = model_scope("adder")
 
 
 def worker(name: str, model: str = "adder", **fields: Any) -> WorkerView:
-    one = make_view_worker(f"{name}.1", model=model, **fields)
-    return WorkerView(one.worker, one.state, one.lane, one.lease_ms, one.info, one.info.run_state)
+    return make_view_worker(f"{name}.1", model=model, **fields)
 
 
 def view(*workers: WorkerView, **scopes: DesiredState) -> YardView:
@@ -109,3 +108,22 @@ def test_pauses_of_one_worker() -> None:
     assert scopes(pauses_of_worker(yard, "a.1")) == [worker_scope("a")]
     assert pauses_of_worker(yard, "b.1") == []
     assert pauses_of_worker(yard, "gone.1") == []
+
+
+# The scopes that hold the workers of another one.
+
+
+def test_pauses_of_others_do_not_hold_a_worker() -> None:
+    workers = [make_view_worker("w.1", model="adder"), make_view_worker("v.1", model="coder")]
+    paused = DesiredState(run_state="PAUSED")
+    all_held = ("worker:w", "worker:v", "model:adder", "model:coder")
+
+    def others(scope: str, *held: str) -> list[str]:
+        desired = DesiredStates(dict.fromkeys(held or all_held, paused))
+        roster = RosterView(workers=workers, desired_states=desired)
+        return scopes(other_pauses(roster, scope))
+
+    assert others("worker:w") == ["model:adder"]
+    assert others("model:coder") == ["worker:v"]
+    assert others(ALL) == sorted(all_held)
+    assert others("worker:w", ALL) == [ALL]

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from tokenyard.board.page import Parameters
 from tokenyard.board.paging import numbered_page
+from tokenyard.ops.keys import list_keys
 from tokenyard.protocol.yard import Yard
-from tokenyard.yard.keys import list_keys
 
 #: Keys on one page.
 PER_PAGE: Final = 100

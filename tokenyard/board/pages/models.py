@@ -64,7 +64,7 @@ class ModelRow:
     def adapters(self) -> Sequence[str]:
         """Names that it also serves, of all its hosts and workers."""
         of_hosts = (name for offer in self.model.offers for name in offer.info.adapters)
-        of_workers = (name for one in self.model.workers for name in one.info.adapters)
+        of_workers = (name for one in self.model.workers.values() for name in one.adapters)
         return sorted({*of_hosts, *of_workers})
 
     @property
@@ -84,7 +84,7 @@ def view_models(yard: Yard, given: Parameters) -> dict[str, Any]:
     """The models whose names have a text."""
     view = read_yard(yard, counts_lanes=False)
     wanted = given.text("q").lower()
-    every = model_views(view, view.desired_states)
+    every = model_views(view)
     found = [one for one in every if wanted in one.name.lower()]
     page = numbered_page(given, len(found), ROWS, "/models", q=given.text("q"))
     sample = read_waiting_sample(yard, view)
@@ -100,7 +100,7 @@ def view_models(yard: Yard, given: Parameters) -> dict[str, Any]:
 
 
 def _row(model: ModelView, sample: WaitingSample, why: str = "") -> ModelRow:
-    states = Counter(one.info.state for one in model.workers)
+    states = Counter(one.state for one in model.workers.values())
     return ModelRow(model, states.most_common(), sample.of(model.name), why)
 
 
@@ -108,7 +108,7 @@ def view_model(yard: Yard, given: Parameters) -> dict[str, Any]:
     """One model."""
     view = read_yard(yard, counts_lanes=False)
     name = given.text("name")
-    found = [one for one in model_views(view, view.desired_states) if one.name == name]
+    found = [one for one in model_views(view) if one.name == name]
     if not found:
         raise NotFound(f"There is no model {name[:200]!r}: no live host may load it.")
     [model] = found
@@ -122,7 +122,7 @@ def view_model(yard: Yard, given: Parameters) -> dict[str, Any]:
         "row": row,
         "model": model,
         "hosts": _troubled_first(model)[:MOST_HOSTS],
-        "workers": model.workers[:MOST_WORKERS],
+        "workers": list(model.workers.items())[:MOST_WORKERS],
         "sample": sample,
         "commands": commands,
         "scope": model_scope(name),

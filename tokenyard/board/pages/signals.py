@@ -73,15 +73,15 @@ def _rows(
 
 def view_signals(yard: Yard, given: Parameters) -> dict[str, Any]:
     """What is set for whom, and who has not obeyed."""
-    signals = Signals(yard)
-    roster, desired = read_roster(yard), signals.desired_states()
-    left = signals.behind(roster.live, desired.changed)
+    roster = read_roster(yard)
+    desired = roster.desired_states
+    left = Signals(yard).behind(roster.live, desired.changed)
     row = _rows(roster, desired, left)
     wanted = given.text("q")
-    names = [name for name in known_workers(roster, desired.by_scope) if wanted in name]
+    names = [name for name in known_workers(roster) if wanted in name]
     page = numbered_page(given, len(names), _PAGE, "/signals", q=wanted)
     shown = names[page.first : page.end]
-    models = known_models(roster, desired.by_scope)
+    models = known_models(roster)
     by_signals = read_given_signals(yard)
     changed = sorted(desired.by_scope)
     return {

@@ -54,7 +54,7 @@ def _models() -> Names:
 
     def names(yard: Yard) -> Iterable[str]:
         view = read_yard(yard)
-        return known_models(view, view.desired_states.by_scope)
+        return known_models(view)
 
     return names
 
