@@ -26,8 +26,8 @@ from tokenyard.scripts.answers import Why
 from worker import messages
 from worker.engines import EngineInfo, RankGroup
 from worker.host import fork_server
-from worker.host.core_handle import CoreHandle
 from worker.host.diagnosis import FailedStart
+from worker.host.fork_server import CoreHandle
 from worker.host.leak import LeakRule, MemoryHistory, Verdict
 from worker.host.output import Output
 from worker.host.process_state import AWAKE, CHANGING, SERVING, State
