@@ -12,8 +12,7 @@ from tokenyard.protocol.replies import Delta, Result
 from worker.engines import EngineInfo
 from worker.local.booking import Booking
 from worker.local.pool import LocalPool
-from worker.local.request_batch import RequestBatch
-from worker.local.requests import Prompt, as_prompts, make_requests, own_spec
+from worker.local.requests import Prompt, RequestBatch, as_prompts, make_requests, own_spec
 
 #: Levels of sleep.
 _LEVELS: Final = (1, 2)

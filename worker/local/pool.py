@@ -26,7 +26,7 @@ from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.host.roster_entry import roster_entry
 from worker.local.booking import Booking
-from worker.local.request_batch import RequestBatch
+from worker.local.requests import RequestBatch
 from worker.messages import Replies, ToController
 from worker.models import ModelSpec
 
