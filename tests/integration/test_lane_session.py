@@ -82,6 +82,7 @@ def test_an_assignment_of_the_lane_gets_its_result_published(rig: Rig) -> None:
 
     # I expect it to have been this worker's, and the answer to be published.
     assert (delivery.worker, delivery.assignments[0].entry) == (rig.worker, assignment.entry)
+    assert delivery.assignments[0].request.params.temperature == 0.5, "the default of the model"
     eventually(lambda: not rig.session.runs)
     result = rig.yard.result(assignment.request)
     assert result
@@ -89,13 +90,6 @@ def test_an_assignment_of_the_lane_gets_its_result_published(rig: Rig) -> None:
     assert provenance
     assert (provenance.worker, provenance.model) == (rig.worker, "sim")
     assert rig.session.attempts > 0
-
-
-def test_sampling_defaults_of_the_model_fill_in_the_request(rig: Rig) -> None:
-    rig.session.start()
-    rig.yard.assign(rig.worker)
-
-    assert rig.take().assignments[0].request.params.temperature == 0.5
 
 
 def test_a_cancelled_request_is_reported_as_stale(rig: Rig) -> None:

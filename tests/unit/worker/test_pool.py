@@ -85,13 +85,6 @@ class TestWaits:
 
 
 class TestGoals:
-    def test_a_device_gets_its_model(self, one: Theatre) -> None:
-        one.aim(A, 0)
-        assert one.heard("w-0") == [LoadModel(A)]
-
-        assert one.say("w-0", Ready(engine_info(A), MEMORY)) == [("serves", "w-0")]
-        assert one.heard("w-1") == []
-
     def test_a_swap_happens_in_the_same_process(self, two: Theatre) -> None:
         # Given a device with a model, whose goal is another one
         two.hold(A, 0)
@@ -215,17 +208,6 @@ class TestGroups:
         assert told[2][:2] == ("failed", "pair")
         assert two.pool.goals == {0: None, 1: None}
 
-    def test_followers_do_not_wait_for_a_leader_that_could_not_load(self, two: Theatre) -> None:
-        two.aim(PAIR, 0, 1)
-
-        told = two.say("w-0", CommandRefused("pair: no such file"))
-
-        assert told == [
-            ("failed", "pair", "pair: no such file"),
-            ("died", "w-0", "left", "ended by SIGKILL: replaced"),
-            ("died", "w-1", "left", "ended by SIGKILL: replaced"),
-        ]
-
     def test_a_group_that_loses_a_device_is_unloaded(self, two: Theatre) -> None:
         two.hold(PAIR, 0, 1)
 
@@ -245,15 +227,6 @@ class TestNews:
 
 
 class TestShutdown:
-    def test_running_requests_may_finish(self, two: Theatre) -> None:
-        two.hold(A, 0)
-        two.process("w-0").say(Drained())
-
-        two.pool.drain(lambda: False)
-
-        assert two.heard("w-0") == [Drain()]
-        assert two.member("w-0").state is State.DRAINED
-
     def test_a_drain_may_be_hurried(self, two: Theatre) -> None:
         two.hold(A, 0)
 
