@@ -44,14 +44,13 @@ from worker.host.allocation import Goal, fits
 from worker.host.catalog import HostEntry, read_catalog
 from worker.host.commands import CommandHandler, CommandReader
 from worker.host.diagnosis import FailedStart, StartFailures, paragraph
-from worker.host.membership import Membership
+from worker.host.membership import Membership, roster_entry
 from worker.host.metrics import HostMetrics
 from worker.host.output import log_place
 from worker.host.pool import Pool
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.host.reconciler import StateReconciler
-from worker.host.roster_entry import roster_entry
 
 log = logging.getLogger("tokenyard.worker.controller")
 

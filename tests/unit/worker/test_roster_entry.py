@@ -13,9 +13,9 @@ import pytest
 from tests.support.pools import A, engine_info, make_ready, make_warm
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState, WorkerTotals
 from worker.engines import Memory
+from worker.host.membership import lane_limit, roster_entry
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
-from worker.host.roster_entry import lane_limit, roster_entry
 from worker.messages import Heartbeat, Warm
 
 FACTS = {"revision": "r1", "tokenizer": "/models/adder", "phases_s": {"weights": 1.23456}}
