@@ -78,13 +78,6 @@ class TestLoad:
         host.say("w-0", Drained(), Warm(MEMORY, {}), Ready(engine_info(B), MEMORY))
         assert host.done(second)
 
-    def test_a_model_that_cannot_be_loaded_fails_the_command(self, host: Commander) -> None:
-        entry = host.command("load", model="a")
-
-        host.say("w-0", CommandRefused("a: no such file"))
-
-        assert host.reason(entry) == "a: no such file"
-
     def test_a_load_whose_process_is_killed_fails_the_command(self, host: Commander) -> None:
         entry = host.command("load", model="a")
 

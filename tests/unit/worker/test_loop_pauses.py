@@ -6,21 +6,19 @@ import pytest
 
 from tests.support.builders import make_request
 from tests.support.fake_clock import FakeClock
-from tests.support.loop_rig import MEMORY, LoopRig, finished
+from tests.support.loop_rig import LoopRig, finished
 from tests.support.waiting import eventually
 from tokenyard.protocol.control import PauseMode
 from worker.engines import TokenDelta
 from worker.engines.simulated.backend import SimulatedBackend
 from worker.engines.simulated.engine import BROKEN
 from worker.messages import (
-    Asleep,
     CommandRefused,
     Done,
     Drain,
     Drained,
     LaneReleased,
     PauseEngine,
-    Ready,
     ReloadWeights,
     Serve,
     SetEpoch,
@@ -196,18 +194,6 @@ class TestChanges:
     def rig(self) -> LoopRig:
         """A rig with a simulated engine."""
         return LoopRig(SimulatedBackend().load(ModelSpec(name="sim", path="sim")))
-
-    def test_the_engine_sleeps_and_wakes(self, rig: LoopRig) -> None:
-        rig.say(Sleep(1))
-        rig.say(Wake())
-
-        asleep, ready = rig.told
-        assert isinstance(asleep, Asleep)
-        assert asleep.seconds >= 0.0
-        assert asleep.memory == MEMORY
-        assert isinstance(ready, Ready)
-        assert ready.info.model == "sim"
-        assert set(ready.info.phases_s) == {"wake"}, "it was not loaded"
 
     def test_an_unsupported_operation_is_refused(self, rig: LoopRig) -> None:
         rig.say(Sleep(7))

@@ -51,11 +51,6 @@ def test_processes_are_started_on_the_devices(
         assert {member.state for member in members} == {State.WARMING}
 
 
-def test_a_single_process_has_the_plain_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with theatre(monkeypatch) as played:
-        assert [member.name for member in played.pool.members] == ["w"]
-
-
 class TestWaits:
     @pytest.fixture
     def now(self, fake_clock: FakeClock) -> float:
@@ -100,16 +95,6 @@ class TestGoals:
         two.say("w-0", Warm(MEMORY, {"unload": 0.1}))
         assert two.heard("w-0") == [LoadModel(B)]
         assert two.say("w-0", Ready(engine_info(B), MEMORY)) == [("serves", "w-0")]
-
-    def test_a_drain_that_takes_too_long_is_cut_short(self, one: Theatre) -> None:
-        one.hold(A, 0)
-        one.aim(B, 0)
-        assert one.heard("w-0") == [Drain()]
-
-        one.member("w-0")._entered -= 61.0
-
-        assert one.turn() == [("gives way", "w-0", State.DRAINING)]
-        assert one.heard("w-0") == [Unload()]
 
     def test_a_new_goal_does_not_wait_for_the_pause_of_the_old_one(self, one: Theatre) -> None:
         one.owner.goes_on_trying = True

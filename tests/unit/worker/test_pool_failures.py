@@ -33,26 +33,6 @@ def refuse(one: Theatre) -> None:
 
 
 class TestFailedLoads:
-    def test_the_goal_is_dropped_if_the_owner_gives_it_up(self, one: Theatre) -> None:
-        goal = one.pool.aim(A, [0])
-        one.turn()
-
-        told = one.say("w-0", CommandRefused("a: no such file"))
-
-        assert told[0] == ("failed", "a", "a: no such file")
-        assert goal
-        assert one.pool.goals == {0: None}
-        assert one.heard("w-1") == [], "not again"
-
-    def test_a_process_whose_load_failed_takes_no_other_model(self, one: Theatre) -> None:
-        one.aim(A, 0)
-
-        told = one.say("w-0", CommandRefused("a: no such file")) + one.aim(B, 0)
-
-        assert ("died", "w-0", "left", "ended by SIGKILL: replaced") in told
-        assert one.heard("w-1") == [LoadModel(B)], "the spare does"
-        assert one.member("w-0").start_at <= time.monotonic(), "it comes back without a pause"
-
     def test_a_failed_load_is_tried_again_after_growing_pauses(self, one: Theatre) -> None:
         # Given an owner with only this model
         one.owner.goes_on_trying = True
