@@ -26,7 +26,7 @@ from benchmarks.measure import print_table
 from benchmarks.progress import publish
 from benchmarks.yard import end_in_order
 from worker.engines import Memory
-from worker.host.leak import READINGS, LeakRule, MemoryReading, Verdict
+from worker.host.leak import FLOOR_MIB, READINGS, MemoryHistory, Verdict
 
 #: MiB of tolerated growth at which the pool never replaces a process.
 _ANY: Final = 1e9
@@ -39,7 +39,7 @@ _MIB: Final = 1024**2
 
 def run(cycles: int, *, keep: bool) -> list[Cycle]:
     """Run the cycles in sequence on one device."""
-    arguments = [str(cycles), str(_ANY if keep else LeakRule().floor_mib)]
+    arguments = [str(cycles), str(_ANY if keep else FLOOR_MIB)]
     timeout_s = TIMEOUT_S + cycles * _CYCLE_S
     return msgspec.convert(
         run_child("benchmarks.cycles_child", arguments, timeout_s=timeout_s), list[Cycle]
@@ -48,15 +48,17 @@ def run(cycles: int, *, keep: bool) -> list[Cycle]:
 
 def leaks(cycles: Sequence[Cycle]) -> int:
     """How often the pool replaced the process, or should have."""
-    found, looks = 0, list[MemoryReading]()
+    found, history = 0, MemoryHistory()
     for one in cycles:
         if one.after is None:  # the next cycle runs in a new process
-            found, looks = found + 1, []
+            found, history = found + 1, MemoryHistory()
             continue
-        before = looks[-1].after if looks else one.warm.scarce
-        looks.append(MemoryReading(one.after.scarce, max(0, one.loaded.scarce - before)))
-        if LeakRule().judge(one.warm.scarce, looks) is not Verdict.SOUND:
-            found, looks = found + 1, []
+        if history.baseline is None:
+            history.note_warm(one.warm)
+        history.note_loaded(one.loaded)
+        history.note_warm(one.after)
+        if history.verdict is not Verdict.SOUND:
+            found, history = found + 1, MemoryHistory()
     return found
 
 

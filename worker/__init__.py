@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
 
     from tokenyard.protocol.settings import WorkerSettings
-    from worker.local.api import WorkerController
-    from worker.local.engine import EngineHandle
+    from worker.local.api import EngineHandle, WorkerController
     from worker.local.pool import ProcessStatus
     from worker.models import AdapterSpec, ModelSpec
 
@@ -32,7 +31,7 @@ __all__ = [
 
 _HOME = {
     "AdapterSpec": "models",
-    "EngineHandle": "local.engine",
+    "EngineHandle": "local.api",
     "ModelSpec": "models",
     "ProcessStatus": "local.pool",
     "WorkerController": "local.api",

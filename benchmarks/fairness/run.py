@@ -22,7 +22,7 @@ from tokenyard.client.options import FullPrompt
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Timing
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
-from worker.host.roster_entry import lane_limit
+from worker.host.membership import lane_limit
 
 Policy = Literal["fifo", "round_robin", "vtc", "tenants"]
 #: Seconds between two batches of a tenant that asks more often.

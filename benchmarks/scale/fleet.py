@@ -43,7 +43,7 @@ from tokenyard.protocol.worker_info import (
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Publication, Published, Renewed
-from worker.host.roster_entry import lane_limit
+from worker.host.membership import lane_limit
 from worker.process.stream_reader import COUNT
 
 MODEL: Final = "simulated"

@@ -13,7 +13,7 @@ from benchmarks.progress import tell
 from benchmarks.scale.yard import Fleet, asker, costs_us, scale_yards
 from tokenyard import Client
 from tokenyard.process.embedded_broker import EmbeddedBroker
-from worker.host.roster_entry import lane_limit
+from worker.host.membership import lane_limit
 
 PLACES: Final = 16
 #: Waiting requests, in addition to those on the lanes.

@@ -9,7 +9,6 @@ from tests.support.processes import Plant
 from tests.support.streams import (
     check_beginning,
     check_exact,
-    check_serves,
     streams,
     wait_mid_stream,
 )
@@ -95,18 +94,6 @@ def test_cancel_of_a_running_request_frees_its_lane_place(plant: Plant) -> None:
     settle(plant)
     check_cancelled(plant, running)
     check_cancelled(plant, on_lane)
-
-
-def test_cancel_of_a_running_request_without_streaming_returns_no_tokens(plant: Plant) -> None:
-    plant.up(max_num_seqs=1, simulated_step_s=0.01)
-    running = make_request(params=SamplingParams(max_tokens=LONG))
-    plant.push(running)
-    eventually(lambda: plant.ledger(running.id).get("state") == "assigned")
-
-    cancel(plant, running)
-
-    check_serves(plant, 1)
-    assert plant.answer(running.id).result.tokens == []
 
 
 @pytest.mark.long

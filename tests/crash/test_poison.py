@@ -138,25 +138,6 @@ def test_kill_from_outside_splits_no_group_on_trial(plant: Plant) -> None:
 
 
 @pytest.mark.long
-def test_kill_from_outside_makes_no_suspects(plant: Plant) -> None:
-    # Given streams on the only worker
-    plant.up(simulated_step_s=0.02)
-    (worker,) = plant.roster().items()
-    requests = begun(plant, 6)
-
-    # If it is killed
-    os.kill(worker[1].pid, signal.SIGKILL)
-
-    # I expect them all to continue together,
-    eventually(lambda: len(held_by(plant, requests, _other(plant, worker[0]))) == 6)
-    assert not plant.connection.exists(plant.keys.quarantine)
-    # and to be exact.
-    assert set(attempts(check_exact(plant, requests))) == {2}
-    assert {plant.ledger(one.id)["crashes"] for one in requests} == {"1"}
-    assert all("suspected" not in plant.ledger(one.id) for one in requests)
-
-
-@pytest.mark.long
 def test_request_that_loses_too_many_workers_runs_alone(plant: Plant) -> None:
     # Given a request that has lost two workers, the limit
     plant.coordinator(max_crashes=2)
@@ -217,8 +198,3 @@ def test_request_after_an_engine_fault_is_retried_and_completes(plant: Plant) ->
     assert "crashes" not in ledger
     assert " fault told to fail" in ledger["r1"]
     assert dead_letters(plant) == []
-
-
-def _other(plant: Plant, than: str) -> str:
-    """Another worker than this one, or ""."""
-    return next((worker for worker in plant.roster() if worker != than), "")

@@ -46,6 +46,9 @@ def test_streams_of_a_killed_worker_keep_their_tokens(plant: Plant) -> None:
     answers = check_exact(plant, requests)
     assert attempts(answers) == [2 if one in rescued else 1 for one in requests]
     assert {plant.ledger(one.id)["crashes"] for one in rescued} == {"1"}
+    # of which none is a suspect,
+    assert all("suspected" not in plant.ledger(one.id) for one in rescued)
+    assert not plant.connection.exists(plant.keys.quarantine)
     # and a new process under a new incarnation.
     roster = plant.wait_for_workers(2)
     assert victim not in roster

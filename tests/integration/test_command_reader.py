@@ -50,25 +50,6 @@ def rig(broker: Server, scripts: Scripts) -> Iterator[Rig]:
             made.reader._thread.join(30.0)
 
 
-def test_each_command_comes_once_and_in_order(rig: Rig) -> None:
-    rig.reader.start()
-    given = [rig.command(f"model-{number}") for number in range(5)]
-    eventually(lambda: rig.taken == given)
-
-    given.append(rig.command("last"))
-
-    eventually(lambda: rig.taken == given)
-
-
-def test_commands_before_the_first_read_are_not_missed(rig: Rig) -> None:
-    # The worker may have joined before the reader could reach the server.
-    given = rig.command("model")
-
-    rig.reader.run_once()
-
-    assert rig.taken == [given]
-
-
 def test_more_commands_than_one_read_returns_all_arrive(rig: Rig) -> None:
     given = [rig.command(f"model-{number}") for number in range(COUNT + 1)]
 

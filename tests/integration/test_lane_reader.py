@@ -97,16 +97,6 @@ def test_the_lane_is_read_again_after_an_outage(yard: PlayedYard, rig: Rig) -> N
     eventually(lambda: rig.heard == [first, second, first, third])
 
 
-def test_nothing_is_delivered_after_a_stop(yard: PlayedYard, rig: Rig) -> None:
-    rig.reader.start()
-    rig.reader.stop()
-    yard.assign(rig.worker)
-
-    rig.reader._thread.join(30.0)
-
-    assert rig.heard == []
-
-
 def test_a_cancel_comes_after_its_request(yard: PlayedYard, rig: Rig) -> None:
     """Given a request and its cancel, if one read returns both, I expect that order."""
     assigned = yard.assign(rig.worker)

@@ -18,7 +18,7 @@ from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import TokenDelta
-from worker.messages import Delivery, LeaseLost, Stale, ToProcess
+from worker.messages import Delivery, LeaseLost, ToProcess
 from worker.models import ModelSpec
 from worker.process.lane_session import RedisLaneSession
 from worker.process.outcomes import Run
@@ -82,6 +82,7 @@ def test_an_assignment_of_the_lane_gets_its_result_published(rig: Rig) -> None:
 
     # I expect it to have been this worker's, and the answer to be published.
     assert (delivery.worker, delivery.assignments[0].entry) == (rig.worker, assignment.entry)
+    assert delivery.assignments[0].request.params.temperature == 0.5, "the default of the model"
     eventually(lambda: not rig.session.runs)
     result = rig.yard.result(assignment.request)
     assert result
@@ -89,20 +90,6 @@ def test_an_assignment_of_the_lane_gets_its_result_published(rig: Rig) -> None:
     assert provenance
     assert (provenance.worker, provenance.model) == (rig.worker, "sim")
     assert rig.session.attempts > 0
-
-
-def test_sampling_defaults_of_the_model_fill_in_the_request(rig: Rig) -> None:
-    rig.session.start()
-    rig.yard.assign(rig.worker)
-
-    assert rig.take().assignments[0].request.params.temperature == 0.5
-
-
-def test_a_cancelled_request_is_reported_as_stale(rig: Rig) -> None:
-    rig.session.start()
-    rig.yard.connection.xadd(rig.yard.keys.lane(rig.worker), {"cancel": "7-0"})
-
-    assert rig.heard() == Stale(rig.worker, "7-0")
 
 
 def test_a_lost_lease_is_reported(rig: Rig) -> None:

@@ -51,11 +51,6 @@ class TestLife:
             (status,) = controller.status()
             assert (status.state, status.model, status.pid) == ("warm", "", warm.pid)
 
-    def test_create_waits_for_a_process_that_warms_up(self, start: Start) -> None:
-        controller = start()
-
-        assert controller.create(SIM).generate("a", max_tokens=1)[0].ok
-
     def test_a_controller_connects_nowhere(self, start: Start) -> None:
         controller = start(slots=2)
         controller.create(SIM).generate("a")

@@ -53,9 +53,10 @@ def test_workers_join_and_leave(members: Members) -> None:
     assert members.roster() == {worker: msgspec.structs.replace(entry, lease_ms=LONG_MS)}
 
     members.membership.leave(worker, "left")
+    members.membership.show(worker, entry)
     members.membership.renew()
 
-    assert members.roster() == {}
+    assert members.roster() == {}, "it is not shown again"
     assert members.lost == [], "it went by itself"
 
 
@@ -86,16 +87,6 @@ def test_counts_are_visible_soon_and_wake_no_reader(members: Members) -> None:
     members.membership.count(worker, WorkerTotals(finished=4, tokens=80), "out of luck", 17)
     eventually(lambda: members.roster()[worker].tally.finished == 4)
     assert len(members.yard.events()) == len(before) + 1
-
-
-def test_a_worker_that_has_left_is_not_shown_again(members: Members) -> None:
-    worker = members.membership.join(make_worker_info("w"))
-    members.membership.leave(worker, "left")
-
-    members.membership.show(worker, make_worker_info("w"))
-    members.membership.renew()
-
-    assert members.roster() == {}
 
 
 def test_leases_are_renewed_repeatedly(members: Members) -> None:
@@ -138,11 +129,6 @@ def test_a_host_shows_the_models_that_it_may_load(members: Members) -> None:
     [left] = members.hosts()
     assert left.left_ms > 0
     assert msgspec.structs.replace(left, left_ms=0) == HOST
-
-
-def test_a_stop_is_idempotent_and_needs_no_start(members: Members) -> None:
-    members.membership.stop()
-    members.membership.stop()
 
 
 def test_leases_are_renewed_before_the_host_if_the_server_is_out_of_memory(

@@ -95,41 +95,24 @@ class TestModels:
 
     @pytest.mark.long
     def test_the_cost_of_a_swap_is_reported(self, new_host: NewHost) -> None:
-        # Given a model that was loaded, put to sleep for another, and woken
+        # Given a model that was loaded, put to sleep for another, and woken where it sleeps
         host = new_host(sleepers=1, simulated_load_s=LOAD_S)
         host.obey("load", "host-0", model="adder")
         eventually(lambda: host.model("adder").swap_s >= LOAD_S)
         host.obey("load", "host-0", model="subtractor")
         # It has also given way once.
         eventually(lambda: host.model("adder").swap_s > host.model("adder").load_s)
-        host.wait("asleep", "host-0", model="adder")
+        asleep = host.wait("asleep", "host-0", model="adder")
+        assert "sleep" in asleep.phases_s
         host.obey("load", "host-1", model="adder")
+        awake = host.wait("ready", "host-0", model="adder")
+        assert (set(awake.phases_s), awake.pid) == ({"wake"}, asleep.pid)
+        host.wait("asleep", "host-1", model="subtractor")
 
         # I expect the wake to count as the cost, and the load to be reported as before.
         eventually(lambda: 0 < host.model("adder").swap_s < LOAD_S)
         assert host.model("adder").load_s >= LOAD_S
         eventually(lambda: host.model("subtractor").swap_s >= LOAD_S)
-
-
-class TestSleep:
-    @pytest.mark.long
-    def test_models_change_places_by_sleep(self, new_host: NewHost) -> None:
-        # Given a device that has held one model and holds another
-        host = new_host(sleepers=1)
-        host.obey("load", "host-0", model="adder")
-        host.obey("load", "host-0", model="subtractor")
-        asleep = host.wait("asleep", "host-0", model="adder")
-        host.wait("ready", "host-1", model="subtractor")
-        assert "sleep" in asleep.phases_s
-
-        # If the first is requested again
-        host.obey("load", "host-1", model="adder")
-
-        # I expect it to wake where it sleeps, and the other to sleep.
-        awake = host.wait("ready", "host-0", model="adder")
-        assert set(awake.phases_s) == {"wake"}
-        assert awake.pid == asleep.pid
-        host.wait("asleep", "host-1", model="subtractor")
 
 
 class TestOtherCommands:

@@ -9,7 +9,6 @@ from typing import Any
 
 from tests.support.builders import make_assignment
 from tokenyard.clock import BrokerTime
-from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.replies import Choice
 from tokenyard.protocol.wire import Assignment
 from worker.engines import Engine, EngineEvent, EngineInfo, Finished, Memory, TokenDelta
@@ -45,15 +44,12 @@ class StubEngine:
     has: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     steps: list[list[EngineEvent]] = field(default_factory=list)
-    refuse: str = ""
     made: list[int] | None = field(default_factory=list)  # None: it cannot tell
     changes: list[tuple[Any, ...]] = field(default_factory=list)  # with the requests at that time
 
     def freeze(self, is_frozen: bool) -> None: ...
 
     def add(self, assignment: Assignment) -> None:
-        if self.refuse:
-            raise InvalidRequest("prompt", self.refuse)
         self.has.append(assignment.entry)
 
     def abort(self, keys: Iterable[str]) -> None:

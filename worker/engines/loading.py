@@ -60,7 +60,7 @@ def prepare_host(settings: WorkerSettings) -> list[str]:
         # vLLM's import would kill the fork-server. The processes report why.
         return ["worker.process.main"]
     engine = engine_modules(cpu=on_cpu)
-    return ["worker.process.main", "worker.process.core", *engine, "worker.engines.preloaded"]
+    return ["worker.process.main", *engine, "worker.engines.preloaded"]
 
 
 def make_backend(settings: WorkerSettings, core: str) -> Backend:

@@ -37,8 +37,7 @@ from worker.executor.messages import (
     describe,
 )
 from worker.executor.rank import Plan, Rank
-from worker.executor.rpc import SEND_S, RpcAnswer, RpcCall, hang_up, make_queue, meet
-from worker.executor.shared_memory import unname
+from worker.executor.rpc import SEND_S, RpcAnswer, RpcCall, hang_up, make_queue, meet, unname
 
 log = logging.getLogger("tokenyard.worker.group")
 

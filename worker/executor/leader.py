@@ -25,8 +25,7 @@ from worker.engines.vllm.executor import DEFAULT_KV_CACHE_BYTES, at_most_for_all
 from worker.executor.leader_link import GATHER_S, LeaderLink
 from worker.executor.messages import Build, Built, GroupError, Join, Joined
 from worker.executor.rank import Plan, Rank, shared_environment
-from worker.executor.rpc import PendingRpc, RpcChannel
-from worker.executor.shared_memory import Segments
+from worker.executor.rpc import PendingRpc, RpcChannel, Segments
 
 LOAD_S: Final = 7200.0  # until the slowest rank has loaded, including a download
 HEALTH_S: Final = 10.0

@@ -14,7 +14,7 @@ from vllm.platforms import current_platform
 from vllm.v1.serial_utils import run_method
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-from worker.executor.shared_memory import unname
+from worker.executor.rpc import unname
 
 _SHARED = ("VLLM_", "TORCHINDUCTOR_", "LOCAL_WORLD_SIZE")
 _OWN = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_DIST_IDENT")

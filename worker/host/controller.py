@@ -43,16 +43,14 @@ from worker.engines.devices import with_device
 from worker.host.allocation import Goal, fits
 from worker.host.catalog import HostEntry, read_catalog
 from worker.host.commands import CommandHandler, CommandReader
-from worker.host.diagnosis import FailedStart, paragraph
-from worker.host.membership import Membership
+from worker.host.diagnosis import FailedStart, StartFailures, paragraph
+from worker.host.membership import Membership, roster_entry
 from worker.host.metrics import HostMetrics
 from worker.host.output import log_place
 from worker.host.pool import Pool
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 from worker.host.reconciler import StateReconciler
-from worker.host.roster_entry import roster_entry
-from worker.host.start_failures import StartFailures
 
 log = logging.getLogger("tokenyard.worker.controller")
 
@@ -170,7 +168,7 @@ class Controller:
         failure = failed.enough(is_pending=bool(pending))
         if failure is None:
             return ""
-        told = paragraph(failure.death, failure.diagnosis, failure.count, log_place())
+        told = paragraph(failure, log_place())
         if failure.is_hopeless and self._settings.on_start_failure == "exit":
             return told
         log.error("%s", " ".join(line.strip() for line in told.splitlines()))

@@ -27,6 +27,8 @@ _STAYED_FLOORS: Final = 8
 #: However slow the growth: this share of the warm memory in all, and at least so many floors.
 _MOST: Final = 1.0
 _MOST_FLOORS: Final = 16
+#: The least growth that counts, since the warm memory may be tiny.
+FLOOR_MIB: Final = 64.0
 _MIB: Final = 1024**2
 
 
@@ -47,39 +49,16 @@ class MemoryReading:
     took: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LeakRule:
-    """How much may stay behind."""
-
-    tolerance: float = 0.02  # growth within `READINGS` unloads, as a share of the warm memory
-    floor_mib: float = 64.0  # the least growth that counts, since the warm memory may be tiny
-
-    def judge(self, warm: int, readings: Sequence[MemoryReading]) -> Verdict:
-        """The verdict on a process with ``warm`` bytes before its first model; newest last."""
-        if self._has_stayed(warm, readings):
-            return Verdict.GROSS
-        floor = self.floor_mib * _MIB
-        is_growing = growth(readings) > max(self.tolerance * warm, floor)
-        is_large = kept(warm, readings) > max(_MOST * warm, _MOST_FLOORS * floor)
-        return Verdict.GROWING if is_growing or is_large else Verdict.SOUND
-
-    def _has_stayed(self, warm: int, readings: Sequence[MemoryReading]) -> bool:
-        """Whether most of the last model is still there."""
-        if not readings:
-            return False
-        before = readings[-2].after if len(readings) > 1 else warm
-        kept, took = readings[-1].after - before, readings[-1].took
-        return took > 0 and kept >= max(_STAYED * took, _STAYED_FLOORS * self.floor_mib * _MIB)
-
-
 class MemoryHistory:
-    """The memory of one process, from its warm-up on."""
+    """The memory of one process, from its warm-up on, and whether models stay behind in it."""
 
-    def __init__(self, rule: LeakRule) -> None:
+    def __init__(self, tolerance: float = 0.02, floor_mib: float = FLOOR_MIB) -> None:
+        """``tolerance``: allowed growth in `READINGS` unloads, as a share of the warm memory."""
         self.now: Memory | None = None  # when last measured
         self.baseline: Memory | None = None  # when it was warm for the first time
         self.readings: deque[MemoryReading] = deque(maxlen=READINGS)  # newest last
-        self._rule = rule
+        self._tolerance = tolerance
+        self._floor = floor_mib * _MIB
         self._most = 0  # bytes, with the loaded model
 
     def note_warm(self, memory: Memory) -> None:
@@ -108,26 +87,32 @@ class MemoryHistory:
         """Whether a process that is warm leaks."""
         if self.baseline is None:
             return Verdict.SOUND
-        return self._rule.judge(self.baseline.scarce, self.readings)
+        warm = self.baseline.scarce
+        if self._has_stayed(warm):
+            return Verdict.GROSS
+        after = [one.after for one in self.readings]
+        if len(after) < READINGS:
+            return Verdict.SOUND
+        is_growing = growth(after) > max(self._tolerance * warm, self._floor)
+        is_large = min(after) - warm > max(_MOST * warm, _MOST_FLOORS * self._floor)
+        return Verdict.GROWING if is_growing or is_large else Verdict.SOUND
+
+    def _has_stayed(self, warm: int) -> bool:
+        """Whether most of the last model is still there."""
+        if not self.readings:
+            return False
+        before = self.readings[-2].after if len(self.readings) > 1 else warm
+        kept, took = self.readings[-1].after - before, self.readings[-1].took
+        return took > 0 and kept >= max(_STAYED * took, _STAYED_FLOORS * self._floor)
 
 
-def kept(warm: int, readings: Sequence[MemoryReading]) -> int:
-    """The least that stayed behind in the last `READINGS` unloads, in bytes; 0 if fewer."""
-    if len(readings) < READINGS:
-        return 0
-    return min(one.after for one in list(readings)[-READINGS:]) - warm
-
-
-def growth(readings: Sequence[MemoryReading]) -> float:
-    """Bytes of steady growth over the last `READINGS` unloads; 0 if fewer.
+def growth(values: Sequence[int]) -> float:
+    """Steady growth over `READINGS` values.
 
     The slope is the median of those between any two readings (Theil-Sen), so that outliers do not
     count, and the smaller one of both halves, so that growth that has ended does not.
     """
-    if len(readings) < READINGS:
-        return 0.0
-    newest = [one.after for one in list(readings)[-READINGS:]]
-    slope = min(_slope(newest[:_HALF]), _slope(newest[-_HALF:]))
+    slope = min(_slope(values[:_HALF]), _slope(values[-_HALF:]))
     return max(0.0, slope * (READINGS - 1))
 
 

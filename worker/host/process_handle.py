@@ -26,12 +26,11 @@ from tokenyard.scripts.answers import Why
 from worker import messages
 from worker.engines import EngineInfo, RankGroup
 from worker.host import fork_server
-from worker.host.core_handle import CoreHandle
 from worker.host.diagnosis import FailedStart
-from worker.host.leak import LeakRule, MemoryHistory, Verdict
+from worker.host.fork_server import CoreHandle
+from worker.host.leak import MemoryHistory, Verdict
 from worker.host.output import Output
-from worker.host.process_state import AWAKE, CHANGING, SERVING, State
-from worker.host.run_state import ObservedState
+from worker.host.process_state import AWAKE, CHANGING, SERVING, ObservedState, State
 from worker.models import ModelSpec
 from worker.process.main import main
 
@@ -74,7 +73,7 @@ class WorkerProcessHandle:
         self.pipe: Connection | None = None
         self.output: Output | None = None
         self._their_output: Connection | None = None  # our copy of what the processes write to
-        self.memory = MemoryHistory(LeakRule(settings.leak_tolerance, settings.leak_floor_mib))
+        self.memory = MemoryHistory(settings.leak_tolerance, settings.leak_floor_mib)
         self.spec: ModelSpec | None = None  # the model that it holds or is about to
         self.group: RankGroup | None = None
         self.engine: EngineInfo | None = None

@@ -26,8 +26,7 @@ from tokenyard.protocol.streams import position
 from worker.host.allocation import Goal
 from worker.host.pool import Pool
 from worker.host.process_handle import WorkerProcessHandle
-from worker.host.process_state import State
-from worker.host.run_state import is_fit, next_step, why_not
+from worker.host.process_state import State, is_fit, next_step, why_not
 from worker.messages import ReloadWeights
 
 log = logging.getLogger("tokenyard.worker.control")

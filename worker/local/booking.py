@@ -15,7 +15,7 @@ from tokenyard.protocol.wire import Assignment
 from worker.engines import EngineInfo
 from worker.host.allocation import Goal
 from worker.host.process_handle import WorkerProcessHandle
-from worker.local.request_batch import RequestBatch
+from worker.local.requests import RequestBatch
 from worker.messages import LOCAL, AbortRequests, Delivery, Serve
 from worker.models import ModelSpec
 

@@ -21,12 +21,12 @@ from tokenyard.scripts.answers import Why
 from worker.engines import Memory, Unsupported
 from worker.host.allocation import Goal
 from worker.host.diagnosis import FailedStart
+from worker.host.membership import roster_entry
 from worker.host.pool import Pool
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
-from worker.host.roster_entry import roster_entry
 from worker.local.booking import Booking
-from worker.local.request_batch import RequestBatch
+from worker.local.requests import RequestBatch
 from worker.messages import Replies, ToController
 from worker.models import ModelSpec
 

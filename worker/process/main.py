@@ -1,26 +1,33 @@
-"""A worker process: stays warm while it holds one model after the other."""
+"""The processes of the pool: each stays warm while it holds one model after the other."""
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import multiprocessing
+import os
 import queue
+import signal
 import threading
 from multiprocessing.connection import Connection
 
 import msgspec
+from setproctitle import setproctitle
 
 from tokenyard import clock
 from tokenyard.broker.log_throttle import throttle_errors
+from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.process.threads import deepen_main, end_with_threads
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
+from tokenyard.telemetry import logs
 from tokenyard.telemetry.tracing import Tracer
-from worker import messages
+from worker import executor, messages
 from worker.engines import Backend, DeviceLost
-from worker.engines.loading import make_backend
+from worker.engines.loading import make_backend, make_core_backend
 from worker.process.lane_session import LaneSession, PipeLaneSession, RedisLaneSession
 from worker.process.loop import EngineLoop
 from worker.process.recent_results import RecentResults
-from worker.process.start import start_process
 from worker.process.stats import RunningStats, read_stats
 
 log = logging.getLogger("tokenyard.worker.process")
@@ -38,7 +45,7 @@ def main(
     *,
     is_adopting: bool = False,
 ) -> None:
-    """Entry point of the process, whose core, if it has one, listens at the address ``core``.
+    """Entry point of a worker process, whose core, if it has one, listens at the address ``core``.
 
     With ``is_adopting`` the core has a model already, which the first command names.
     """
@@ -53,6 +60,51 @@ def main(
         log.log(level, "worker process ends", exc_info=True)
         pipe.send(messages.ProcessFailed(f"{type(error).__name__}: {error}"))
         raise SystemExit(1) from None
+
+
+def core_main(
+    settings: WorkerSettings, device: int, log_level: int, address: str, output: Connection
+) -> None:
+    """Entry point of the core of a device; it listens at ``address`` for its front."""
+    start_process(f"tokenyard core {settings.yard} device {device}", log_level, output)
+    try:
+        backend = make_core_backend(settings, device, executor)
+        from worker.engines.vllm.core_process import CoreProcess  # after the look at the CPU
+
+        process = CoreProcess(backend, address)
+    except Exception:
+        # Its front fails alike, and the controller reports why in a sentence.
+        log.debug("a core does not start", exc_info=True)
+        raise SystemExit(1) from None
+    process.run()
+
+
+def start_process(title: str, log_level: int, output: Connection) -> None:
+    """Prepare a process that its controller has just forked; it ends when the controller does.
+
+    Standard error goes to ``output``, where the controller keeps the last lines.
+    """
+    os.dup2(output.fileno(), 2)
+    output.close()
+    faulthandler.enable(all_threads=False)
+    # The controller decides when to stop; a Ctrl-C in the terminal reaches its processes too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    setproctitle(title)
+    logs.start(log_level)
+    deepen_main()  # vLLM looks at a grammar before it is compiled
+    end_with_threads()  # without its reader or publisher a lane would never be served
+    collect_seldom()
+    threading.Thread(target=_die_with_controller, name="controller", daemon=True).start()
+
+
+def _die_with_controller() -> None:
+    """End when the controller does: nobody renews the lease then, and the lane is rescued."""
+    # Not `os.getppid`: it would miss a controller that died before this line.
+    controller = multiprocessing.parent_process()
+    if controller is not None:
+        controller.join()
+        os._exit(1)
 
 
 class WorkerProcess:

@@ -71,20 +71,6 @@ def steps(
 
 
 class TestTakingUp:
-    def test_a_warm_process_takes_the_model(self) -> None:
-        warm, goal = member(State.WARM), Goal(A, (0,))
-
-        assert steps([warm], goal) == [TakeUp((warm,), goal)]
-
-    def test_each_device_takes_a_process_of_its_own(self) -> None:
-        one, other = member(State.WARM), member(State.WARM, device=1)
-        goals = Goal(A, (0,)), Goal(A, (1,))
-
-        assert steps([one, other], *goals, slots=2) == [
-            TakeUp((one,), goals[0]),
-            TakeUp((other,), goals[1]),
-        ]
-
     def test_a_process_serves_only_its_device(self) -> None:
         elsewhere, goal = member(State.WARM, device=1), Goal(A, (0,))
 
@@ -93,13 +79,6 @@ class TestTakingUp:
     @pytest.mark.parametrize("state", [State.DOWN, State.WARMING, State.STOPPED])
     def test_without_a_warm_process_nothing_is_loaded(self, state: State) -> None:
         assert steps([member(state)], Goal(A, (0,))) == []
-
-    @pytest.mark.parametrize("state", [State.LOADING, State.READY])
-    def test_a_goal_that_is_reached_or_under_way_needs_no_step(self, state: State) -> None:
-        assert steps([member(state, A), member(State.WARM)], Goal(A, (0,))) == []
-
-    def test_without_a_goal_nothing_is_loaded(self) -> None:
-        assert steps([member(State.WARM)]) == []
 
     def test_a_process_that_is_to_end_takes_nothing(self) -> None:
         doomed, sound, goal = (
@@ -113,23 +92,9 @@ class TestTakingUp:
 
 
 class TestGivingWay:
-    def test_a_worker_with_another_model_drains_first(self) -> None:
-        holder, goal = member(State.READY, A), Goal(B, (0,))
-
-        assert steps([holder, member(State.WARM)], goal) == [Release(holder)]
-
     @pytest.mark.parametrize("state", [State.LOADING, State.DRAINING, State.UNLOADING])
     def test_a_change_of_state_is_waited_for(self, state: State) -> None:
         assert steps([member(state, A), member(State.WARM)], Goal(B, (0,))) == []
-
-    def test_a_drained_worker_is_unloaded(self) -> None:
-        holder = member(State.DRAINED, A)
-
-        assert steps([holder], Goal(B, (0,))) == [GiveWay(holder, sleeps=False)]
-
-    def test_a_device_without_a_goal_is_cleared(self) -> None:
-        assert steps([ready := member(State.READY, A)]) == [Release(ready)]
-        assert steps([drained := member(State.DRAINED, A)]) == [GiveWay(drained, sleeps=False)]
 
     def test_a_goal_that_returns_too_late_is_loaded_again(self) -> None:
         # Given a device that has drained the model that is its goal again
@@ -173,9 +138,6 @@ class TestSleep:
 
         assert not self._sleeps(member(State.DRAINED, A), member(State.WARM), sleeper)
 
-    def test_a_sleeper_and_an_awake_model_change_places(self) -> None:
-        assert self._sleeps(member(State.DRAINED, A), member(State.ASLEEP, B))
-
     def test_no_model_sleeps_if_the_operator_forbids_it(self) -> None:
         holder = member(State.DRAINED, A)
 
@@ -188,12 +150,6 @@ class TestSleep:
         group = RankGroup("address", 0, (0, 1))
 
         assert not self._sleeps(member(State.DRAINED, PAIR, group=group), member(State.WARM))
-
-    def test_a_command_may_put_a_model_to_sleep(self) -> None:
-        # Given a process that was told to sleep, on a host that keeps no sleepers
-        holder = member(State.DRAINED, A, sleep_level=1)
-
-        assert steps([holder]) == [GiveWay(holder, sleeps=True)]
 
     def test_without_a_goal_no_model_sleeps_by_itself(self) -> None:
         holder = member(State.DRAINED, A)
@@ -223,11 +179,6 @@ class TestSleep:
 
 
 class TestGroups:
-    def test_a_group_takes_one_process_of_each_device(self) -> None:
-        zero, one, goal = member(State.WARM), member(State.WARM, device=1), Goal(PAIR, (1, 0))
-
-        assert steps([zero, one], goal, slots=2) == [TakeUp((one, zero), goal)]
-
     def test_a_group_waits_until_all_devices_are_free(self) -> None:
         warm, busy, goal = member(State.WARM), member(State.READY, A, 1), Goal(PAIR, (0, 1))
 
@@ -251,9 +202,6 @@ class TestGroups:
         leader = member(state, PAIR, group=RankGroup("address", 0, (0, 1)))
         follower = member(State.ATTACHED, PAIR, 1, group=RankGroup("address", 1, (0, 1)))
         return [leader, follower]
-
-    def test_a_formed_group_stays(self) -> None:
-        assert steps(self._group(), Goal(PAIR, (0, 1)), slots=2) == []
 
     def test_the_leader_releases_the_whole_group(self) -> None:
         members = self._group()

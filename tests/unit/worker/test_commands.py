@@ -1,4 +1,4 @@
-"""Commands about models: their effects on the pool, and when they are acknowledged."""
+"""Commands about models and processes: their effects, and when they are acknowledged."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from worker.host.process_state import State
 from worker.messages import (
     Asleep,
     CommandRefused,
+    Done,
     Drain,
     Drained,
     LoadModel,
     Ready,
+    SetEpoch,
     Sleep,
     Unload,
     Wake,
@@ -62,17 +64,6 @@ class TestLoad:
         assert "'evil' is not in the models file" in host.reason(entry)
         assert host.told("w-0") == []
 
-    def test_a_load_swaps_the_model(self, host: Commander) -> None:
-        host.load(A)
-        entry = host.command("load", model="b")
-        host.say("w-0", Drained(), Warm(MEMORY, {}))
-        assert entry not in host.acks
-
-        host.say("w-0", Ready(engine_info(B), MEMORY))
-
-        assert host.told("w-0") == [Drain(), Unload(), LoadModel(B)]
-        assert host.done(entry)
-
     def test_the_last_command_for_a_device_counts(self, host: Commander) -> None:
         # Given a device that loads one model and gets another as its goal
         first = host.command("load", model="a")
@@ -86,13 +77,6 @@ class TestLoad:
         assert second not in host.acks
         host.say("w-0", Drained(), Warm(MEMORY, {}), Ready(engine_info(B), MEMORY))
         assert host.done(second)
-
-    def test_a_model_that_cannot_be_loaded_fails_the_command(self, host: Commander) -> None:
-        entry = host.command("load", model="a")
-
-        host.say("w-0", CommandRefused("a: no such file"))
-
-        assert host.reason(entry) == "a: no such file"
 
     def test_a_load_whose_process_is_killed_fails_the_command(self, host: Commander) -> None:
         entry = host.command("load", model="a")
@@ -129,13 +113,6 @@ class TestGroups:
         goal = host.played.pool.goals[0]
         assert goal.devices == (1, 0)
 
-    def test_named_devices_form_the_group(self, host: Commander) -> None:
-        entry = host.command("load", model="pair", devices=[0, 1])
-        host.say("w-0", Ready(engine_info(PAIR), MEMORY))
-
-        assert host.done(entry)
-        assert host.played.member("w-1").state is State.ATTACHED
-
     @pytest.mark.parametrize("devices", [[0], [0, 1, 2], [0, 7], [0, 0], [0, 1, 1]])
     def test_devices_that_form_no_group_are_refused(
         self, host: Commander, devices: list[int]
@@ -166,17 +143,6 @@ class TestGroups:
 
 
 class TestUnload:
-    def test_an_unload_is_done_when_the_process_is_warm(self, host: Commander) -> None:
-        host.load(A)
-        entry = host.command("unload")
-        host.say("w-0", Drained())
-        assert host.told("w-0") == [Drain(), Unload()]
-        assert entry not in host.acks
-
-        host.say("w-0", Warm(MEMORY, {}))
-
-        assert host.done(entry)
-
     def test_an_unload_of_an_empty_process_is_done(self, host: Commander) -> None:
         assert host.done(host.command("unload"))
 
@@ -209,6 +175,7 @@ class TestUnload:
 
         assert host.reason(sleep) == SUPERSEDED
         assert host.told("w-0") == [Drain(), Unload()]
+        assert unload not in host.acks
         host.say("w-0", Warm(MEMORY, {}))
         assert host.done(unload)
 
@@ -253,3 +220,97 @@ class TestSleepAndWake:
 
         assert host.reason(entry) == "no GPU, no sleep"
         assert host.told("w-0") == [Drain(), Sleep(1), Unload()]
+
+
+class TestEnd:
+    def test_a_drain_is_done_when_the_process_has_ended(self, host: Commander) -> None:
+        # Given a process with a model, and a spare of its device
+        host.load(A)
+        entry = host.command("drain")
+        assert host.told("w-0") == [Drain()]
+        assert entry not in host.acks
+
+        host.say("w-0", Drained())
+        host.played.turn()
+
+        # I expect it to end without a successor, and its device to be closed with all processes,
+        assert host.done(entry)
+        assert {host.played.member(name).state for name in ("w-0", "w-2")} == {State.STOPPED}
+        host.played.turn()
+        assert host.played.member("w-0").process is None
+
+        # and the other devices to stay.
+        assert host.played.member("w-1").state is State.WARM
+        assert not host.played.pool.is_closed
+        assert "closed for good" in host.reason(host.command("load", "w-1", model="a", devices=[0]))
+
+    def test_a_stop_waits_for_nothing(self, host: Commander) -> None:
+        host.load(A)
+        entry = host.command("stop")
+        host.played.turn()
+
+        assert host.done(entry)
+        assert host.played.member("w-0").state is State.STOPPED
+
+    def test_an_end_reaches_a_process_that_has_become_another_incarnation(
+        self, host: Commander
+    ) -> None:
+        # Given a process that leaves and joins again while a command for it is on its way
+        host.load(A)
+        host.played.member("w-0").set_worker("w-0.7")
+
+        # If the command is to end it, I expect it to end.
+        drain = host.command("drain")
+        assert host.told("w-0") == [Drain()]
+        host.say("w-0", Drained())
+        host.played.turn()
+        assert host.done(drain)
+
+    def test_no_other_command_reaches_another_incarnation(self, host: Commander) -> None:
+        host.load(A)
+        host.played.member("w-0").set_worker("w-0.7")
+
+        for verb in ("load", "unload", "sleep"):
+            assert host.command(verb, model="b") not in host.acks
+        assert host.told("w-0") == []
+
+    def test_an_end_does_not_reach_the_next_process(self, host: Commander) -> None:
+        # Given a process that has died, and its successor
+        host.played.process("w-1").kill()
+        host.played.turn()
+        assert not host.played.member("w-1").former
+
+        # I expect a command for the first not to end the second.
+        assert host.command("drain", "w-1") not in host.acks
+        assert host.played.member("w-1").state is not State.STOPPED
+
+    def test_a_spare_ends_alone(self, host: Commander) -> None:
+        host.load(A)
+
+        assert host.done(host.command("drain", "w-2"))
+
+        assert host.played.member("w-2").state is State.STOPPED
+        assert host.played.member("w-0").state is State.READY
+        assert host.played.pool.closed == set()
+
+
+def test_a_death_answers_all_commands_of_the_process(host: Commander) -> None:
+    host.load(A)
+    unload, drain = host.command("unload"), host.command("drain")
+
+    host.played.process("w-0").kill()
+    host.played.turn()
+
+    assert host.reason(unload) == "the process died: ended by SIGKILL"
+    assert host.done(drain)
+
+
+def test_another_process_answers_no_command(host: Commander) -> None:
+    host.load(A)
+    entry = host.command("unload")
+
+    host.say("w-1", Warm(MEMORY, {}), Done(SetEpoch(1)))
+    host.played.process("w-1").kill()
+    host.played.turn()
+
+    assert entry not in host.acks

@@ -15,7 +15,7 @@ import pytest
 from tokenyard.process.home import _MOST_BYTES
 from tokenyard.protocol.settings import WorkerSettings
 from worker.host.allocation import Goal
-from worker.host.core_handle import CoreHandle
+from worker.host.fork_server import CoreHandle
 from worker.host.pool import PoolGroups
 
 
@@ -28,7 +28,7 @@ def root() -> Iterator[Path]:
 
 def core(monkeypatch: pytest.MonkeyPatch) -> CoreHandle:
     """One whose process is never started."""
-    monkeypatch.setattr("worker.host.core_handle.ForkedProcess", Mock())
+    monkeypatch.setattr("worker.host.fork_server.ForkedProcess", Mock())
     _, output = multiprocessing.Pipe(duplex=False)
     return CoreHandle(WorkerSettings(redis_url="redis://nowhere", model="any"), "w", 0, output)
 

@@ -1,4 +1,4 @@
-"""Why a process could not be started: from its messages, or from its exit."""
+"""Why a process could not be started, from its messages or its exit, and when a host gives up."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from worker.host.diagnosis import (
     MOST_CHARACTERS,
     FailedStart,
     Phase,
+    StartFailure,
+    StartFailures,
     diagnose,
     last_lines,
     paragraph,
@@ -193,20 +195,22 @@ def test_the_beginning_of_an_exception_is_shown_without_its_input() -> None:
     assert lines[2] == f"{'x' * MOST_CHARACTERS} ..."
 
 
+def told(death: FailedStart, count: int = 3) -> str:
+    """The paragraph about so many of these failures."""
+    return paragraph(StartFailure(death, diagnose(death), count, is_hopeless=True), "/logs/w.log")
+
+
 def test_the_paragraph_gives_the_death_the_remedy_and_the_log() -> None:
-    death = FailedStart(WARMING, "SIGILL")
-    told = paragraph(death, diagnose(death), 3, "/logs/worker.log").splitlines()
-    assert "SIGILL (Illegal instruction) 3 times while warming up" in told[0]
-    assert "--device cpu does not help" in told[1]
-    assert "/logs/worker.log" in told[-1]
-    assert len(told) == 3
-    assert all(line.strip() for line in told)
+    first, second, last = told(FailedStart(WARMING, "SIGILL")).splitlines()
+    assert "SIGILL (Illegal instruction) 3 times while warming up" in first
+    assert "--device cpu does not help" in second
+    assert "/logs/w.log" in last
 
 
-def test_the_model_is_named() -> None:
-    death = said("SafetensorError: no", LOADING)
-    told = paragraph(death, diagnose(death), 1, "above")
-    assert told.startswith("The model 'org/adder' cannot be loaded: a process failed once")
+def test_the_paragraph_names_the_model_and_a_signal_without_a_name() -> None:
+    about = told(said("SafetensorError: no", LOADING), count=1)
+    assert about.startswith("The model 'org/adder' cannot be loaded: a process failed once")
+    assert "ended by signal 40" in told(FailedStart(WARMING, "signal 40", status=-40))
 
 
 @pytest.mark.parametrize(
@@ -228,6 +232,55 @@ def test_a_mere_warning_ends_no_host(text: str, output: str) -> None:
     assert not diagnose(death).is_final
 
 
-def test_a_signal_without_a_name_is_shown_by_its_number() -> None:
-    death = FailedStart(WARMING, "signal 40", status=-40)
-    assert "ended by signal 40" in paragraph(death, diagnose(death), 3, "above")
+KILLED = FailedStart(WARMING, "SIGKILL")
+ILLEGAL = FailedStart(WARMING, "SIGILL")
+NO_VLLM = said("ModuleNotFoundError: No module named 'vllm'")
+TOO_LARGE = FailedStart(LOADING, "SIGKILL", model="org/large")
+
+
+def noted(*deaths: FailedStart) -> StartFailures:
+    """Given these deaths, each of another process, of which three are enough."""
+    failures = StartFailures(3)
+    for number, death in enumerate(deaths):
+        failures.note(f"w-{number}", death)
+    return failures
+
+
+@pytest.mark.parametrize(
+    ("deaths", "worked", "is_pending", "ends"),
+    [
+        pytest.param([KILLED] * 2, [], False, None, id="two"),
+        pytest.param([KILLED] * 3, [], False, True, id="three"),
+        pytest.param([KILLED] * 3, [], True, None, id="another process is in its first try"),
+        pytest.param([KILLED, ILLEGAL] * 2, [], False, None, id="of two kinds"),
+        pytest.param([NO_VLLM], [], True, True, id="one whose cause is permanent"),
+        pytest.param([KILLED] * 3, [WARMING], False, False, id="but one has become warm"),
+        pytest.param([TOO_LARGE] * 3, [WARMING], False, True, id="no warm process can load"),
+        pytest.param([TOO_LARGE] * 3, [LOADING], False, False, id="but one has loaded"),
+    ],
+)
+def test_enough_failed_starts_of_a_kind_end_a_host_on_which_nothing_works(
+    deaths: list[FailedStart], worked: list[Phase], is_pending: bool, ends: bool | None
+) -> None:
+    failures = noted(*deaths)
+    for phase in worked:
+        failures.worked(phase)
+
+    found = failures.enough(is_pending=is_pending)
+
+    assert failures.failed == {f"w-{number}" for number in range(len(deaths))}
+    if ends is None:  # nothing is reported yet
+        assert found is None
+    else:
+        assert found.is_hopeless is ends
+        assert found.death is deaths[-1]
+
+
+def test_each_kind_is_reported_once() -> None:
+    failures = noted(KILLED, KILLED, KILLED)
+    assert failures.enough(is_pending=False)
+    failures.note("w", KILLED)
+    assert failures.enough(is_pending=False) is None
+    for _ in range(3):
+        failures.note("w", ILLEGAL)
+    assert failures.enough(is_pending=False)

@@ -13,7 +13,7 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts.answers import CancelledUse, Publication
-from worker.engines import RequestError, TokenDelta
+from worker.engines import RequestError
 from worker.messages import (
     Asleep,
     Delivery,
@@ -48,21 +48,6 @@ def rig() -> LoopRig:
     return LoopRig()
 
 
-def test_an_assignment_leads_to_events(rig: LoopRig) -> None:
-    rig.deliver("1-0")
-    rig.engine.steps = [[TokenDelta("1-0", 0, [5])], [finished("1-0", [5, 6])]]
-
-    rig.turn()
-    assert (rig.loop.steps, rig.loop.unfinished) == (1, 1)
-    rig.turn()
-
-    assert rig.sessions[0].given == [
-        TokenDelta("1-0", 0, [5]),
-        finished("1-0", [5, 6]),
-    ]
-    assert rig.loop.unfinished == 0
-
-
 def test_what_is_made_of_whole_answers_is_noted_once_a_second(
     rig: LoopRig, fake_clock: FakeClock
 ) -> None:
@@ -76,14 +61,6 @@ def test_what_is_made_of_whole_answers_is_noted_once_a_second(
     rig.turn()
 
     assert rig.sessions[0].made == [{"1-0": 2}] * 2
-
-
-def test_a_refused_request_is_answered(rig: LoopRig) -> None:
-    rig.engine.refuse = "is too long"
-    rig.bring("1-0")
-
-    fault = RequestError("1-0", Code.INVALID_REQUEST, "prompt: is too long")
-    assert rig.sessions[0].given == [fault]
 
 
 def test_a_request_that_this_version_cannot_read_is_answered(rig: LoopRig) -> None:
@@ -279,12 +256,6 @@ def test_a_draining_worker_notices_a_publication_quickly(rig: LoopRig) -> None:
     assert rig.inbox.waits[-1] == IDLE_WAIT_S
 
 
-def test_an_idle_worker_has_drained_immediately(rig: LoopRig) -> None:
-    rig.say(Drain())
-
-    assert rig.told == [Drained()]
-
-
 @pytest.mark.parametrize(("command", "ends"), [(Stop(), True), (Unload(), False)])
 def test_an_unload_ends_the_loop(rig: LoopRig, command: Stop | Unload, ends: bool) -> None:
     rig.deliver("1-0")
@@ -295,13 +266,6 @@ def test_an_unload_ends_the_loop(rig: LoopRig, command: Stop | Unload, ends: boo
     assert not rig.sessions[0].running
     assert rig.engine.aborted == ["1-0"]
     assert rig.loop.is_stopped is ends
-
-
-@pytest.mark.parametrize("name", ["", "sim", "lora"])
-def test_requests_may_use_any_name_of_the_model(rig: LoopRig, name: str) -> None:
-    rig.bring("1-0", request=make_request(model=name))
-
-    assert rig.engine.has == ["1-0"]
 
 
 def test_a_request_for_another_model_is_not_answered(rig: LoopRig) -> None:

@@ -1,4 +1,4 @@
-"""The engine loop while operators have paused it."""
+"""The engine loop while operators have paused it, and commands that change its engine."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from tests.support.loop_rig import LoopRig, finished
 from tests.support.waiting import eventually
 from tokenyard.protocol.control import PauseMode
 from worker.engines import TokenDelta
+from worker.engines.simulated.backend import SimulatedBackend
+from worker.engines.simulated.engine import BROKEN
 from worker.messages import (
+    CommandRefused,
     Done,
     Drain,
     Drained,
     LaneReleased,
     PauseEngine,
+    ReloadWeights,
     Serve,
     SetEpoch,
+    Sleep,
     Stale,
     UnpauseEngine,
+    Wake,
 )
+from worker.models import ModelSpec
 from worker.process.outcomes import Expired
 
 
@@ -180,3 +187,32 @@ def test_deadlines_apply_during_a_pause(fake_clock: FakeClock, rig: LoopRig) -> 
     assert {one.key for one in given if isinstance(one, Expired)} == {"2-0", "3-0"}
     rig.say(UnpauseEngine())
     assert rig.engine.has == ["1-0"]
+
+
+class TestChanges:
+    @pytest.fixture
+    def rig(self) -> LoopRig:
+        """A rig with a simulated engine."""
+        return LoopRig(SimulatedBackend().load(ModelSpec(name="sim", path="sim")))
+
+    def test_an_unsupported_operation_is_refused(self, rig: LoopRig) -> None:
+        rig.say(Sleep(7))
+        rig.say(ReloadWeights(BROKEN))
+
+        sleep, reload = rig.told
+        assert isinstance(sleep, CommandRefused)
+        assert "no sleep level 7" in sleep.reason
+        assert isinstance(reload, CommandRefused)
+        assert "broken weights" in reload.reason
+        assert (sleep.errand, reload.errand) == (None, ReloadWeights(BROKEN))
+
+    def test_a_fault_is_not_a_refusal(self, rig: LoopRig, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It ends the process: the state of the engine is unknown."""
+
+        def wake() -> None:
+            raise RuntimeError("CUDA error")
+
+        monkeypatch.setattr(rig.engine, "wake", wake)
+        with pytest.raises(RuntimeError):
+            rig.say(Wake())
+        assert rig.told == []

@@ -152,11 +152,6 @@ class TestReplies:
 
         assert (ended.usage.cached_tokens, ended.usage.created_cache_tokens) == told
 
-    def test_the_count_continues_after_the_last_attempt(self) -> None:
-        running = run(published=(1, 2, 3))
-
-        assert delta_reply(running, delta("1500-0", 4)).seq == 3
-
     def test_a_result_has_all_fields(self) -> None:
         running = run(params=SamplingParams(seed=42))
         delta_reply(running, delta("1500-0", 5))

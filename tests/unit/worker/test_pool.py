@@ -51,11 +51,6 @@ def test_processes_are_started_on_the_devices(
         assert {member.state for member in members} == {State.WARMING}
 
 
-def test_a_single_process_has_the_plain_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with theatre(monkeypatch) as played:
-        assert [member.name for member in played.pool.members] == ["w"]
-
-
 class TestWaits:
     @pytest.fixture
     def now(self, fake_clock: FakeClock) -> float:
@@ -85,13 +80,6 @@ class TestWaits:
 
 
 class TestGoals:
-    def test_a_device_gets_its_model(self, one: Theatre) -> None:
-        one.aim(A, 0)
-        assert one.heard("w-0") == [LoadModel(A)]
-
-        assert one.say("w-0", Ready(engine_info(A), MEMORY)) == [("serves", "w-0")]
-        assert one.heard("w-1") == []
-
     def test_a_swap_happens_in_the_same_process(self, two: Theatre) -> None:
         # Given a device with a model, whose goal is another one
         two.hold(A, 0)
@@ -107,16 +95,6 @@ class TestGoals:
         two.say("w-0", Warm(MEMORY, {"unload": 0.1}))
         assert two.heard("w-0") == [LoadModel(B)]
         assert two.say("w-0", Ready(engine_info(B), MEMORY)) == [("serves", "w-0")]
-
-    def test_a_drain_that_takes_too_long_is_cut_short(self, one: Theatre) -> None:
-        one.hold(A, 0)
-        one.aim(B, 0)
-        assert one.heard("w-0") == [Drain()]
-
-        one.member("w-0")._entered -= 61.0
-
-        assert one.turn() == [("gives way", "w-0", State.DRAINING)]
-        assert one.heard("w-0") == [Unload()]
 
     def test_a_new_goal_does_not_wait_for_the_pause_of_the_old_one(self, one: Theatre) -> None:
         one.owner.goes_on_trying = True
@@ -215,17 +193,6 @@ class TestGroups:
         assert told[2][:2] == ("failed", "pair")
         assert two.pool.goals == {0: None, 1: None}
 
-    def test_followers_do_not_wait_for_a_leader_that_could_not_load(self, two: Theatre) -> None:
-        two.aim(PAIR, 0, 1)
-
-        told = two.say("w-0", CommandRefused("pair: no such file"))
-
-        assert told == [
-            ("failed", "pair", "pair: no such file"),
-            ("died", "w-0", "left", "ended by SIGKILL: replaced"),
-            ("died", "w-1", "left", "ended by SIGKILL: replaced"),
-        ]
-
     def test_a_group_that_loses_a_device_is_unloaded(self, two: Theatre) -> None:
         two.hold(PAIR, 0, 1)
 
@@ -245,15 +212,6 @@ class TestNews:
 
 
 class TestShutdown:
-    def test_running_requests_may_finish(self, two: Theatre) -> None:
-        two.hold(A, 0)
-        two.process("w-0").say(Drained())
-
-        two.pool.drain(lambda: False)
-
-        assert two.heard("w-0") == [Drain()]
-        assert two.member("w-0").state is State.DRAINED
-
     def test_a_drain_may_be_hurried(self, two: Theatre) -> None:
         two.hold(A, 0)
 

@@ -10,15 +10,12 @@ import pytest
 from tests.support.pools import MEMORY, A, B, Theatre, engine_info
 from worker.engines import Memory
 from worker.host.allocation import Replace
-from worker.host.leak import READINGS
-from worker.host.process_state import State
 from worker.messages import (
     CommandRefused,
     Drain,
     Drained,
     Heartbeat,
     LoadModel,
-    ProcessFailed,
     Ready,
     Warm,
 )
@@ -36,26 +33,6 @@ def refuse(one: Theatre) -> None:
 
 
 class TestFailedLoads:
-    def test_the_goal_is_dropped_if_the_owner_gives_it_up(self, one: Theatre) -> None:
-        goal = one.pool.aim(A, [0])
-        one.turn()
-
-        told = one.say("w-0", CommandRefused("a: no such file"))
-
-        assert told[0] == ("failed", "a", "a: no such file")
-        assert goal
-        assert one.pool.goals == {0: None}
-        assert one.heard("w-1") == [], "not again"
-
-    def test_a_process_whose_load_failed_takes_no_other_model(self, one: Theatre) -> None:
-        one.aim(A, 0)
-
-        told = one.say("w-0", CommandRefused("a: no such file")) + one.aim(B, 0)
-
-        assert ("died", "w-0", "left", "ended by SIGKILL: replaced") in told
-        assert one.heard("w-1") == [LoadModel(B)], "the spare does"
-        assert one.member("w-0").start_at <= time.monotonic(), "it comes back without a pause"
-
     def test_a_failed_load_is_tried_again_after_growing_pauses(self, one: Theatre) -> None:
         # Given an owner with only this model
         one.owner.goes_on_trying = True
@@ -156,33 +133,6 @@ class TestFailedLoads:
 
 
 class TestDeath:
-    def test_a_spare_takes_over(self, one: Theatre) -> None:
-        one.hold(A, 0)
-
-        one.process("w-0").kill()
-
-        assert one.turn() == [("died", "w-0", "lost", "ended by SIGKILL")]
-        assert one.heard("w-1") == [LoadModel(A)]
-        assert one.member("w-0").state is State.DOWN
-        assert one.member("w-0").start_at > time.monotonic()
-
-    def test_the_restarted_process_is_the_next_spare(self, one: Theatre) -> None:
-        one.hold(A, 0)
-        one.process("w-0").kill()
-        one.turn()
-        one.member("w-0").start_at = 0.0
-        one.turn()
-
-        assert one.say("w-0", Warm(MEMORY, {})) == []
-        assert one.member("w-0").state is State.WARM
-        assert one.heard("w-0") == []
-
-    def test_the_last_report_of_a_process_explains_its_death(self, one: Theatre) -> None:
-        one.process("w-0").say(ProcessFailed("RuntimeError: CUDA"))
-        one.process("w-0").end(1)
-
-        assert one.turn() == [("died", "w-0", "crashed", "exit status 1: RuntimeError: CUDA")]
-
     def test_a_process_that_hangs_is_killed(self, one: Theatre) -> None:
         one.hold(A, 0)
         one.say("w-0", Heartbeat(1, 2))
@@ -205,15 +155,6 @@ class TestDeath:
 
 
 class TestReplacing:
-    def test_a_leaking_process_is_replaced(self, one: Theatre) -> None:
-        told = []
-        for at in range(1, READINGS + 1):
-            told += one.say("w-1", Warm(Memory(host=1000 + at * 16 * MIB), {"unload": 0.1}))
-        told += one.turn()
-
-        assert told == [("died", "w-1", "left", "ended by SIGKILL: replaced")]
-        assert one.member("w-1").start_at <= time.monotonic()
-
     def test_a_leak_is_reported_once(self, one: Theatre, caplog: pytest.LogCaptureFixture) -> None:
         member = one.member("w-1")
         member.warm(Warm(Memory(host=1000 + 96 * MIB), {"unload": 0.1}))

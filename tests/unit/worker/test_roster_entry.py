@@ -13,23 +13,22 @@ import pytest
 from tests.support.pools import A, engine_info, make_ready, make_warm
 from tokenyard.protocol.worker_info import WorkerInfo, WorkerState, WorkerTotals
 from worker.engines import Memory
+from worker.host.membership import lane_limit, roster_entry
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
-from worker.host.roster_entry import lane_limit, roster_entry
 from worker.messages import Heartbeat, Warm
 
 FACTS = {"revision": "r1", "tokenizer": "/models/adder", "phases_s": {"weights": 1.23456}}
 ENGINE = replace(engine_info(A), adapters=("lora",), **FACTS)
 
 
-def entry(
-    member: WorkerProcessHandle, *, group: list[str] | None = None, swapped_ms: int = 0
-) -> WorkerInfo:
-    return roster_entry(member, "host", group or [], swapped_ms)
+def entry(member: WorkerProcessHandle) -> WorkerInfo:
+    return roster_entry(member, "host", [], 17)
 
 
 def test_a_ready_process_shows_the_facts_of_its_engine() -> None:
-    info = entry(make_ready(3, ENGINE))
+    member = make_ready(3, ENGINE)
+    info = entry(member)
 
     assert (info.name, info.state, info.device, info.controller) == ("w", "ready", 3, "host")
     assert (info.model, info.revision, info.adapters) == ("a", "r1", ["lora"])
@@ -39,34 +38,9 @@ def test_a_ready_process_shows_the_facts_of_its_engine() -> None:
     assert info.phases_s == {"weights": 1.2346}
     assert (info.memory_bytes, info.warm_bytes) == (3000, 1000)
     assert info.host == socket.gethostname()
-
-
-def test_a_warm_process_has_no_model() -> None:
-    info = entry(make_warm())
-
-    assert (info.state, info.model, info.engine, info.phases_s) == ("warm", "", "", {"import": 2.0})
-    assert (info.max_num_seqs, info.lane_limit) == (1, 2)
-
-
-def test_a_loading_process_shows_the_model() -> None:
-    member = make_warm()
-    member.load(A)
-
-    assert (entry(member).state, entry(member).model) == ("loading", "a")
-
-
-def test_the_entry_shows_the_times_of_its_state_and_its_last_swap() -> None:
-    member = make_ready()
-
-    info = entry(member, swapped_ms=17)
-
     assert abs(info.since_ms / 1000 - time.time()) < 60
     assert info.since_ms == int(member.since * 1000)
     assert info.swapped_ms == 17
-
-
-def test_a_group_entry_names_its_workers() -> None:
-    assert entry(make_ready(), group=["w-1", "w-2"]).group == ["w-1", "w-2"]
 
 
 @pytest.mark.parametrize(

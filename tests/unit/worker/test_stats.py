@@ -122,9 +122,9 @@ def test_times_to_the_first_token_are_counted_by_bucket(fake_clock: FakeClock) -
     assert (len(counts), sum(counts)) == (len(BUCKETS_S) + 1, 4)
     assert counts[bisect.bisect_left(BUCKETS_S, 0.003)] >= 1
     assert counts[bisect.bisect_left(BUCKETS_S, 0.3)] == counts[-1] == 1
-    # and none of another incarnation.
+    # and another incarnation to count from zero.
     tally.begin()
-    assert tally.now().ttft == []
+    assert tally.now() == WorkerTotals()
 
 
 def test_the_median_covers_the_last_minute(fake_clock: FakeClock) -> None:
@@ -148,15 +148,6 @@ def test_memory_is_bounded() -> None:
         tally.note_first(run, 1.0)
 
     assert len(tally._firsts) == MOST_KEPT
-
-
-def test_another_incarnation_counts_from_zero() -> None:
-    tally = RunningStats()
-    publish(tally, Run(make_assignment(), 0.0), finished(1))
-
-    tally.begin()
-
-    assert tally.now() == WorkerTotals()
 
 
 def test_details_are_kept_only_for_readers() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tokenyard.protocol.control import PAUSE_MODES, DesiredState, PauseMode
-from worker.host.run_state import ObservedState, is_fit, next_step, why_not
+from worker.host.process_state import ObservedState, is_fit, next_step, why_not
 from worker.messages import (
     EngineCommand,
     PauseEngine,
