@@ -170,7 +170,6 @@ def view_worker(yard: Yard, given: Parameters) -> dict[str, Any]:
         "tile": tile,
         "facts": _facts(worker),
         "requests": lane_requests(yard, worker.worker, MOST_ON_LANE),
-        "most_on_lane": MOST_ON_LANE,
         "pauses": [one.text(view.at_ms) for one in pauses_of_worker(view, worker.worker)],
         "commands": recent_commands(yard, MOST_COMMANDS, worker=device.name, verbs=CHANGING),
         "scope": scope,

@@ -163,7 +163,6 @@ def view_request(yard: Yard, given: Parameters) -> dict[str, Any]:
         "prompt": prompt_of(request) if request and shows else None,
         "answers": answers_of(timeline.result) if timeline.result and shows else [],
         "tokens": _tokens(yard, timeline, request, shows=shows),
-        "most_tokens": MOST_TOKENS,
         "is_ended": timeline.ended_ms is not None,
     }
 
