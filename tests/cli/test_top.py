@@ -17,7 +17,7 @@ from tests.support.servers import Server
 from tests.support.snapshots import make_letter, make_snapshot, make_view_worker
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.cli.shared.watching import watch
+from tokenyard.cli.info import watch
 from tokenyard.cli.top.frame import Paper, bars, frame
 from tokenyard.process.program import Exit
 from tokenyard.protocol.control import DesiredState, DesiredStates

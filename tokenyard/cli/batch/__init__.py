@@ -11,7 +11,7 @@ from tokenyard.cli.shared.lazy import LazyGroup
 #: The place of each command.
 COMMANDS: Final = {
     "run": "tokenyard.cli.batch.run:run",
-    "submit": "tokenyard.cli.batch.submit:submit",
+    "submit": "tokenyard.cli.batch.jobs:submit",
     "worker": "tokenyard.cli.batch.worker:worker",
     "list": "tokenyard.cli.batch.jobs:list_jobs",
     "status": "tokenyard.cli.batch.jobs:status",
