@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tokenyard.board.page import NotFound, Parameters
-from tokenyard.board.paging import numbered_page
+from tokenyard.board.page import NotFound, Parameters, numbered_page
 from tokenyard.protocol.control import DesiredState, worker_scope
 from tokenyard.protocol.worker_info import WORKER_STATES, WorkerTotals
 from tokenyard.protocol.yard import Yard

@@ -12,9 +12,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tokenyard import clock
-from tokenyard.board.page import NotFound, Parameters
+from tokenyard.board.page import NotFound, Parameters, given_request
 from tokenyard.board.pages.requests import MOST_ENTRIES, MOST_KEYS_FOR_ID
-from tokenyard.board.paging import given_request
 from tokenyard.client.tokenization import Tokenizer, load_tokenizer
 from tokenyard.ops.names import checked_request
 from tokenyard.ops.requests import letter_of
