@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from tokenyard.cli.shared.lazy import LazyGroup
+from tokenyard.cli import LazyGroup
 
 #: The place of each command.
 COMMANDS: Final = {
