@@ -116,12 +116,10 @@ def open_board(settings: GatewaySettings) -> Board | None:
             raise
         log.warning("no board: %s", why)
         return None
-    options = BoardOptions(
-        needs_keys=settings.needs_keys,
+    options = BoardOptions.of(
+        settings,
         shows_content_to=settings.board_content,
-        hosts=settings.hosts if settings.needs_keys else (settings.own_name,),
         session_s=settings.board_session_s,
-        has_tls=settings.tls_cert is not None,
         max_streams=settings.board_max_streams,
     )
     return Board(options, settings.redis_url, settings.yard)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,9 +122,6 @@ class Asking:
 
         await asyncio.wait_for(self.board.app(scope, receive, send), 60)
         return Answer(status, found, pieces.decode(errors="replace"), cookies)
-
-
-Run = Callable[[], Awaitable[None]]
 
 
 @contextmanager

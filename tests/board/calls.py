@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import redis
-
-pytestmark = pytest.mark.valkey_only
 
 
 class Calls:

@@ -14,7 +14,8 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from tokenyard.board.access import Door
-from tokenyard.board.app import ROOT, Board
+from tokenyard.board.app import Board
+from tokenyard.board.forms import ROOT
 from tokenyard.board.page import Actor
 from tokenyard.board.settings import BoardOptions
 from tokenyard.ops.audit import AuditEntry, read_audit

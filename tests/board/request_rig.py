@@ -8,8 +8,7 @@ from typing import Any
 from tests.board.looking import Looker, text_of
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard
-from tokenyard.board.page import Actor
-from tokenyard.board.paging import request_address
+from tokenyard.board.page import Actor, request_address
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.wire import Request

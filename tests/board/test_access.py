@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.board.asking import STREAM, Asking, opened
+from tests.board.asking import STREAM, Asking
 from tests.board.deeds import Deeds
 from tests.board.keyed import ROLES, Keyed, keyed
 from tests.support.servers import Server
@@ -16,7 +16,6 @@ from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.page import RANK, Parameters
 from tokenyard.board.pages import PAGES
 from tokenyard.ops.audit import read_audit
-from tokenyard.ops.operation import Caller, Outcome
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.yard import Yard
 
@@ -106,23 +105,6 @@ def test_an_action_that_cannot_be_recorded_says_so(deeds: Deeds, bare: Yard, ask
     assert answer.status == 200
     assert "It is done. But the audit could not be written" in answer.body
     assert len(deeds.done) == 1
-
-
-def test_what_breaks_in_the_middle_is_recorded(
-    monkeypatch: pytest.MonkeyPatch, broker: Server, bare: Yard
-) -> None:
-    def run(yard: Yard, caller: Caller) -> Outcome:
-        raise ValueError("a mistake of <ours>")
-
-    name, action = next(iter(OPERATIONS.items()))
-    monkeypatch.setattr(
-        app, "OPERATIONS", {name: dataclasses.replace(action, parameters=(), run=run)}
-    )
-    with opened(broker.url, bare.keys.yard) as ask:
-        answer = ask(f"/board/do/{name}", "POST", form={})
-    assert answer.status == 500
-    assert "mistake" not in answer.body
-    assert [entry.error for entry in read_audit(bare)] == ["a mistake of <ours>"]
 
 
 @pytest.mark.parametrize("rule", ["nobody", "admin", "operator", "viewer"])

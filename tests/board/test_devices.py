@@ -268,14 +268,6 @@ def test_buttons_lead_to_actions_that_there_are(devices: DeviceYard, looker: Loo
     assert {"signal.pause", "model.load", "model.wake", "model.sleep", "model.unload"} <= found
 
 
-def test_a_worker_is_paused_from_its_page(devices: DeviceYard, looker: Looker) -> None:
-    devices.join("gpu-1-0", controller="gpu-1")
-    looker.do("signal.pause", {"scope": "worker:gpu-1-0", "why": "its fan"})
-    page = looker.get("/devices/gpu-1-0")
-    assert re.search("worker gpu-1-0 PAUSED for .* by .*: its fan", text_of(page))
-    assert "/do/signal.unpause" in page
-
-
 # What it costs
 
 

@@ -120,15 +120,13 @@ ELSEWHERE = [
 ]
 
 
-@pytest.mark.parametrize("origin", ELSEWHERE, ids=lambda origin: repr(origin)[:40])
 @pytest.mark.parametrize("verb", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND", "post"])
-def test_a_page_from_elsewhere_may_not_act_whatever_its_verb(
-    ask: Asking, origin: str | None, verb: str
-) -> None:
-    answer = ask(DEED, verb, form={}, origin=origin)
-    assert answer.status == 403
-    assert "access-control-allow-origin" not in answer.headers
-    assert "access-control-allow-methods" not in answer.headers
+def test_a_page_from_elsewhere_may_not_act_whatever_its_verb(ask: Asking, verb: str) -> None:
+    for origin in ELSEWHERE:
+        answer = ask(DEED, verb, form={}, origin=origin)
+        assert answer.status == 403, repr(origin)[:40]
+        assert "access-control-allow-origin" not in answer.headers
+        assert "access-control-allow-methods" not in answer.headers
 
 
 def test_one_origin_is_needed_and_one_only(ask: Asking) -> None:

@@ -18,9 +18,9 @@ from tests.board.request_rig import SEES, asking, look
 from tests.support.builders import make_delta
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
+from tokenyard.board.page import request_address
 from tokenyard.board.pages import request as one
 from tokenyard.board.pages.request import MOST_TOKENS, Tokenizers, token_rate
-from tokenyard.board.paging import request_address
 from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts.answers import Publication

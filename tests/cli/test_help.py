@@ -58,7 +58,6 @@ def test_version_option(invoke: Ask) -> None:
         (["up", "--workers", "0"], "--workers"),
         (["coordinator"], "--redis-url"),
         (["worker"], "--redis-url"),
-        (["sumbit"], "No such command"),
     ],
 )
 def test_wrong_usage_is_explained(invoke: Ask, arguments: list[str], reason: str) -> None:

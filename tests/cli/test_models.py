@@ -97,23 +97,6 @@ def test_the_table_shows_places_and_load_times(run: Run) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (
-            ("load", "onee"),
-            "there is no model 'onee'; did you mean one? Known models: one, two, wide",
-        ),
-        (("load", "wide"), "no device is free or idle for 'wide'"),
-    ],
-)
-def test_impossible_loads_fail_with_a_hint(run: Run, arguments: list[str], reason: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == Exit.FAILED
-    assert reason in done.stderr
-
-
-@pytest.mark.long
 def test_a_reload_starts_a_new_epoch(run: Run) -> None:
     said(run("load", "one", "--json"))
     reloaded = said(run("reload", "one", "--path", "/step-1", "--json"))

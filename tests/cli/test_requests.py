@@ -216,17 +216,6 @@ def test_a_deadline_ends_a_running_request(ask: Ask) -> None:
     assert "expired" in ask("explain", "q", "--client", name).stdout
 
 
-def test_verbose_prints_the_queue_position(ask: Ask) -> None:
-    result = ask("submit", "--verbose", "hello")
-    assert result.exit_code == Exit.OK
-    assert "before it" in result.stderr
-    accepted, answer = map(
-        json.loads, ask("submit", "--verbose", "--json", "hi").stdout.split("\n")[:2]
-    )
-    assert (accepted["event"], accepted["position"]) == ("accepted", 0)
-    assert (answer["event"], answer["id"]) == ("result", accepted["id"])
-
-
 @pytest.mark.long
 def test_cancel_on_disconnect_follows_the_death_of_the_command(
     client: Client, yard: dict[str, Any]

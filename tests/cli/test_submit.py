@@ -230,6 +230,7 @@ def test_an_answer_in_json_has_id_and_client(ask: Ask) -> None:
         [owner] = {one["client"] for one in found}
         assert client in {None, owner}
         assert {one["event"] for one in found} == {"accepted", "delta", "result"}
+        assert (found[0]["event"], found[0]["position"]) == ("accepted", 0)
         told = ask("explain", found[-1]["id"], "--client", owner)
         assert told.exit_code == Exit.OK, told.output
 
@@ -237,6 +238,7 @@ def test_an_answer_in_json_has_id_and_client(ask: Ask) -> None:
 def test_verbose_prints_the_explain_command(ask: Ask) -> None:
     result = ask("submit", "--verbose", "--client", "ann-2", "--id", "it's", "hello")
     command = shlex.split(result.stderr.partition("its timeline: tokenyard ")[2])
+    assert "before it" in result.stderr
     assert command == ["explain", "it's", "--client", "ann-2"]
     assert ask(*command).exit_code == Exit.OK
 

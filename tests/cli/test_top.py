@@ -1,4 +1,4 @@
-"""`tokenyard top`, and `tokenyard info --interval`."""
+"""`tokenyard top` and `tokenyard info`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.servers import Server
 from tests.support.snapshots import make_letter, make_snapshot, make_view_worker
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.cli.shared.watching import watch
+from tokenyard.cli.info import watch
 from tokenyard.cli.top.frame import Paper, bars, frame
 from tokenyard.process.program import Exit
 from tokenyard.protocol.control import DesiredState, DesiredStates
@@ -176,6 +176,23 @@ def test_top_restores_the_screen_on_q(yard: dict[str, Any]) -> None:
         read_until(at, b"\x1b[?1049l")
         assert process.wait(30) == Exit.OK
     assert b"\x1b[?1049h" in shown
+
+
+def test_info_is_printed_as_json(ask: Ask, yard: dict[str, Any]) -> None:
+    result = ask("info", "--json")
+    assert result.exit_code == Exit.OK, result.output
+    view = json.loads(result.stdout)
+    assert view["yard"] == "main"
+    assert view["models"] == {"simulated": 2}
+    assert {worker["state"] for worker in view["workers"]} == {"ready"}
+    assert view["handshake"]["protocol"] == "1"
+
+
+def test_info_names_every_worker(ask: Ask) -> None:
+    workers = [each["worker"] for each in json.loads(ask("info", "--json").stdout)["workers"]]
+    table = ask("info").stdout
+    assert all(worker in table for worker in workers)
+    assert "simulated (2 workers)" in table
 
 
 def test_info_with_an_interval_prints_rates(ask: Ask) -> None:

@@ -128,7 +128,7 @@ class Door:
         if request.method != "POST":
             given = Parameters(read_query(request), _STRANGER)
             return self._login_page(request, read_back(given), 200)
-        fields = await read_form(request, self._options.max_form_bytes)
+        fields = await read_form(request)
         given = Parameters(fields, _STRANGER)
         key, back = given.text("key"), read_back(given)
         actor = await self._find("key", key_digest(key)) if 0 < len(key) <= _MOST_KEY else None
@@ -156,7 +156,9 @@ class Door:
         session = self._session(request)
         if session:
             digest = key_digest(session)
-            await self._reader.run(lambda yard: yard.connection.delete(_name(yard, digest)))
+            await self._reader.run(
+                lambda yard: yard.connection.delete(yard.keys.board_session(digest))
+            )
             self._known.pop(("session", digest), None)
         answer = RedirectResponse(LOGIN, 303)
         self._set_cookie(request, answer, "", 0)
@@ -224,7 +226,7 @@ def _look_up(yard: Yard, kind: str, digest: str) -> Actor | None:
     run: Any = yard.connection
     try:
         if kind == "session":
-            packed = run.get(_name(yard, digest))
+            packed = run.get(yard.keys.board_session(digest))
             if packed is None:
                 return None
             digest = msgspec.json.decode(packed, type=BoardSession).key
@@ -242,7 +244,3 @@ def _bearer(request: Request) -> str:
     scheme, _, key = request.headers["authorization"].partition(" ")
     key = key.strip()
     return key if scheme.lower() == "bearer" and len(key) <= _MOST_KEY else ""
-
-
-def _name(yard: Yard, digest: str) -> str:
-    return yard.keys.board_session(digest)

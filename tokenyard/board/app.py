@@ -39,8 +39,6 @@ from tokenyard.protocol.errors import BrokerUnavailable, Refused, TokenyardError
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.yard import Yard
 
-__all__ = ["ROOT", "Board"]
-
 log = logging.getLogger("tokenyard.board")
 
 #: How long after an action a page says what was done.
@@ -162,7 +160,7 @@ class Board:
         return self._show(request, "ask.html", ask(op, form, given), 200)
 
     async def _run(self, request: Request, op: Operation, actor: Actor) -> Response:
-        given = Parameters(await read_form(request, self._options.max_form_bytes), actor)
+        given = Parameters(await read_form(request), actor)
         back = request.state.back = read_back(given)
         try:
             done = await self._reader.run(lambda yard: run(op, yard, given))

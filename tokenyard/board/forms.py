@@ -14,6 +14,8 @@ from tokenyard.protocol.errors import BadInput
 #: Where the board lies on its server.
 ROOT: Final = "/board"
 _FORM: Final = "application/x-www-form-urlencoded"
+#: Most bytes and fields of a form.
+_MOST_BYTES: Final = 256 * 1024
 _MOST_FIELDS: Final = 2_000
 #: A page of the board as a browser asks for it.
 _PAGE: Final = re.compile(r"/board/[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*")
@@ -25,15 +27,15 @@ def read_query(request: Request) -> dict[str, list[str]]:
     return values | {name: [str(value)] for name, value in request.path_params.items()}
 
 
-async def read_form(request: Request, most_bytes: int) -> dict[str, list[str]]:
+async def read_form(request: Request) -> dict[str, list[str]]:
     """The fields of a form; raises `BadInput`."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise BadInput(f"send the form as {_FORM}")
     body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > most_bytes:
-            raise BadInput(f"the form has more than {most_bytes} bytes: select fewer at once")
+        if len(body) > _MOST_BYTES:
+            raise BadInput(f"the form has more than {_MOST_BYTES} bytes: select fewer at once")
     return _bounded(body.decode(errors="replace"))
 
 

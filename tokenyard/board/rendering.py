@@ -10,7 +10,7 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from tokenyard.board.paging import request_address
+from tokenyard.board.page import request_address
 from tokenyard.ops.names import request_name
 from tokenyard.protocol.texts import byte_size, counted, cut, harmless, printable, span
 

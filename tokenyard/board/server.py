@@ -31,7 +31,15 @@ _TURN_S: Final = 1.0
 def serve(settings: BoardSettings) -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
     listener = listen(settings)
-    board = Board(_options(settings), settings.redis_url, settings.yard)
+    options = BoardOptions.of(
+        settings,
+        shows_content_to=settings.content,
+        session_s=settings.session_s,
+        max_streams=settings.max_streams,
+        max_reads=settings.max_reads,
+        wait_s=settings.wait_s,
+    )
+    board = Board(options, settings.redis_url, settings.yard)
     try:
         asyncio.run(_serve(settings, board, listener))
     finally:
@@ -78,16 +86,3 @@ async def _turn(probes: Health) -> None:
     while True:
         probes.turned()
         await clock.pause(_TURN_S)
-
-
-def _options(settings: BoardSettings) -> BoardOptions:
-    return BoardOptions(
-        needs_keys=settings.needs_keys,
-        shows_content_to=settings.content,
-        hosts=settings.hosts if settings.needs_keys else (settings.own_name,),
-        session_s=settings.session_s,
-        has_tls=settings.tls_cert is not None,
-        max_streams=settings.max_streams,
-        max_reads=settings.max_reads,
-        wait_s=settings.wait_s,
-    )

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from tokenyard.protocol.http_settings import MAX_STREAMS, SESSION_S, TLS_PREFIX, ContentRule
+from tokenyard.protocol.http_settings import (
+    MAX_STREAMS,
+    SESSION_S,
+    TLS_PREFIX,
+    ContentRule,
+    HttpSettings,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +36,16 @@ class BoardOptions:
     #: Reads and actions at once; more wait, for a time at most.
     max_reads: int = 4
     wait_s: float = 10.0
-    #: Most bytes of a form.
-    max_form_bytes: int = 256 * 1024
+
+    @classmethod
+    def of(cls, settings: HttpSettings, **own: Any) -> BoardOptions:
+        """Of a program that serves it, with its ``own`` settings of the board."""
+        return cls(
+            needs_keys=settings.needs_keys,
+            hosts=settings.hosts if settings.needs_keys else (settings.own_name,),
+            has_tls=settings.tls_cert is not None,
+            **own,
+        )
 
     def is_by_tls(self, name: str) -> bool:
         """Whether a browser that calls it so has come by TLS, as far as is known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -14,24 +15,32 @@ from rich.live import Live
 from rich.text import Text
 
 from tokenyard import clock
+from tokenyard.broker.connection import open_connection, translated
 from tokenyard.broker.url import public_url
 from tokenyard.cli.shared.connect import opened, url_of
 from tokenyard.cli.shared.console import plain_console, say
-from tokenyard.cli.shared.line_rows import LINE_COLUMNS, line_rows
 from tokenyard.cli.shared.options import verbose_option
-from tokenyard.cli.shared.tables import Column, Columns, FittingTable, sheet, table_of
-from tokenyard.cli.shared.watching import watch
+from tokenyard.cli.shared.tables import Column, Columns, FittingTable, percent, sheet, table_of
 from tokenyard.process.interrupted import Interrupts
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.control import ALL
+from tokenyard.protocol.errors import BrokerUnavailable
+from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.texts import byte_size, counted, printable
 from tokenyard.protocol.worker_info import HostInfo, WorkerInfo
-from tokenyard.yard.history import Snapshot, SnapshotHistory, YardRates
-from tokenyard.yard.line import NOBODY, TenantLine, read_line
+from tokenyard.protocol.yard import Yard
+from tokenyard.yard.history import Snapshot, SnapshotHistory, YardRates, read_snapshot
+from tokenyard.yard.line import NOBODY, InLine, TenantLine, read_line
 from tokenyard.yard.pauses import all_pauses
 from tokenyard.yard.snapshot import WorkerView, YardView, read_yard
 
 _MOST_TENANTS: Final = 10
+LINE_COLUMNS: Final = ("Tenant in line", "Waiting", "Running", "Weight", "Wanted", "Had")
+#: Requests that belong to no tenant share as one.
+_NO_TENANT: Final = "(no tenant)"
+#: Limits how long an unreachable broker freezes the picture.
+_ANSWER_S: Final = 3.0
+_CONNECT_S: Final = 2.0
 Show = Callable[[RenderableType], None]
 
 
@@ -112,6 +121,31 @@ def _follow(
     return status
 
 
+def watch(
+    url: str, yard: str, pause: Callable[[], object], count: int = 0
+) -> Iterator[Snapshot | BrokerUnavailable]:
+    """Snapshots of a yard, or why there is none now; the first one must succeed.
+
+    ``pause`` waits between two of them, and ends it by returning True; so does their ``count``,
+    unless it is 0. Raises what `translated` raises.
+    """
+    with open_connection(
+        url, timeout_s=_ANSWER_S, connect_timeout_s=_CONNECT_S, retries=1
+    ) as connection:
+        for number in itertools.count(1):
+            seen: Snapshot | BrokerUnavailable
+            try:
+                with translated(url):
+                    seen = read_snapshot(Yard(connection, Keys(yard)))
+            except BrokerUnavailable as error:
+                if number == 1:
+                    raise
+                seen = error
+            yield seen
+            if number == count or pause():
+                return
+
+
 def _json(view: YardView, line: TenantLine, had: Mapping[str, float], **more: object) -> bytes:
     """A yard as one line; with ``--interval`` there are ``more`` fields."""
     wanted = line.wanted
@@ -173,7 +207,13 @@ def _picture(
     if rows := line_rows(line, had, _MOST_TENANTS):
         parts += [Text(), _tenant_table(rows)]
     if view.workers:
-        parts += [Text(), table_of(view.workers, _COLUMNS, has_details=is_whole, style=_style)]
+        workers = table_of(
+            view.workers,
+            _COLUMNS,
+            has_details=is_whole,
+            style=lambda one: "" if one.is_ready else "dim",
+        )
+        parts += [Text(), workers]
     return Group(*parts)
 
 
@@ -215,6 +255,27 @@ def _loadable(host: HostInfo) -> str:
     )
 
 
+def line_rows(line: TenantLine, had: Mapping[str, float], most: int) -> list[Sequence[str]]:
+    """A row for each tenant, the next one first; the last counts those beyond ``most``."""
+    shown = line.tenants if len(line.tenants) <= most else line.tenants[: most - 1]
+    rows: list[Sequence[str]] = [_line_row(one, line.wanted, had) for one in shown]
+    if left := len(line.tenants) - len(shown):
+        beyond = "" if line.is_whole else " at least"
+        rows.append((f"and{beyond} {left:,} more", *[""] * (len(LINE_COLUMNS) - 1)))
+    return rows
+
+
+def _line_row(one: InLine, wanted: Mapping[str, float], had: Mapping[str, float]) -> Sequence[str]:
+    return (
+        printable(one.name) or _NO_TENANT,
+        f"{one.waiting:,}" if one.name else "-",
+        f"{one.running:,}" if one.name else "-",
+        f"{one.settings.weight:g}",
+        percent(wanted.get(one.name)),
+        percent(had.get(one.name)),
+    )
+
+
 def _tenant_table(rows: Sequence[Sequence[str]]) -> FittingTable:
     head, *counts = LINE_COLUMNS
     columns = (Column(head, is_whole=True), *(Column(name, is_number=True) for name in counts))
@@ -247,10 +308,6 @@ def _lane(worker: WorkerView) -> str:
     if worker.info and worker.info.state == "ready":
         return f"{worker.lane} of {worker.info.lane_limit}"
     return str(worker.lane)
-
-
-def _style(worker: WorkerView) -> str:
-    return "" if worker.is_ready else "dim"
 
 
 def _of_info(cell: Callable[[WorkerInfo], object]) -> Callable[[WorkerView], object]:

@@ -29,11 +29,6 @@ _NO_SCAN: Final = (
 )
 
 
-def _id(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
-    """A request id; "" if none is given."""
-    return "" if value is None else request_id(ctx, param, value)
-
-
 def _age_option(flag: str, name: str, bound: str) -> Callable[[CommandT], CommandT]:
     text = f"Only those of {bound} this age: 90s, 5m, 2h, 1d."
     return click.option(flag, name, metavar="TIME", type=milliseconds, default="0", help=text)
@@ -66,7 +61,7 @@ def _columns(now_ms: int) -> Columns[Listed]:
 )
 @name_option("model", "Only those for this model.")
 @click.option("--client", callback=client_name, help="Only those of this client.")
-@click.option("--id", metavar="ID", callback=_id, help="Only those with this id.")
+@click.option("--id", metavar="ID", callback=request_id, help="Only those with this id.")
 @name_option("tenant", "Only those of this tenant.")
 @name_option("worker", "Only those whose present or last worker is this one.")
 @click.option(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from tokenyard.board.page import Page
-from tokenyard.board.pages.audit import view_audit
 from tokenyard.board.pages.batches import view_batch, view_batches
 from tokenyard.board.pages.dead import view_letter, view_letters
 from tokenyard.board.pages.devices import view_devices, view_worker
-from tokenyard.board.pages.keys import view_keys
+from tokenyard.board.pages.lists import view_audit, view_keys
 from tokenyard.board.pages.models import view_model, view_models
 from tokenyard.board.pages.request import view_request
 from tokenyard.board.pages.requests import view_requests

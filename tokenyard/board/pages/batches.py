@@ -9,8 +9,7 @@ import msgspec
 from redis.exceptions import NoPermissionError
 
 from tokenyard.batch.answers import LineErrors, read_line_errors
-from tokenyard.board.page import NotFound, Parameters
-from tokenyard.board.paging import address, asked_page
+from tokenyard.board.page import NotFound, Parameters, address, asked_page
 from tokenyard.ops.batches import queue_of
 from tokenyard.protocol.errors import Refused
 from tokenyard.protocol.texts import cut

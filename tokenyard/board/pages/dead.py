@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tokenyard.board.page import NotFound, Parameters
-from tokenyard.board.paging import address
+from tokenyard.board.page import NotFound, Parameters, address
 from tokenyard.ops.letters import FILTERS, REASONS, wanted_letters
 from tokenyard.protocol.errors import BadInput, Code
 from tokenyard.protocol.texts import cut

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tokenyard.board.page import NotFound, Parameters
-from tokenyard.board.paging import numbered_page
+from tokenyard.board.page import NotFound, Parameters, numbered_page
 from tokenyard.protocol.control import DesiredState, worker_scope
 from tokenyard.protocol.worker_info import WORKER_STATES, WorkerTotals
 from tokenyard.protocol.yard import Yard
@@ -170,7 +169,6 @@ def view_worker(yard: Yard, given: Parameters) -> dict[str, Any]:
         "tile": tile,
         "facts": _facts(worker),
         "requests": lane_requests(yard, worker.worker, MOST_ON_LANE),
-        "most_on_lane": MOST_ON_LANE,
         "pauses": [one.text(view.at_ms) for one in pauses_of_worker(view, worker.worker)],
         "commands": recent_commands(yard, MOST_COMMANDS, worker=device.name, verbs=CHANGING),
         "scope": scope,

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.board.page import NotFound, Parameters
-from tokenyard.board.paging import numbered_page
+from tokenyard.board.page import NotFound, Parameters, numbered_page
 from tokenyard.protocol.control import DesiredState, model_scope
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.yard import Yard

@@ -12,9 +12,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tokenyard import clock
-from tokenyard.board.page import NotFound, Parameters
+from tokenyard.board.page import NotFound, Parameters, given_request
 from tokenyard.board.pages.requests import MOST_ENTRIES, MOST_KEYS_FOR_ID
-from tokenyard.board.paging import given_request
 from tokenyard.client.tokenization import Tokenizer, load_tokenizer
 from tokenyard.ops.names import checked_request
 from tokenyard.ops.requests import letter_of
@@ -163,7 +162,6 @@ def view_request(yard: Yard, given: Parameters) -> dict[str, Any]:
         "prompt": prompt_of(request) if request and shows else None,
         "answers": answers_of(timeline.result) if timeline.result and shows else [],
         "tokens": _tokens(yard, timeline, request, shows=shows),
-        "most_tokens": MOST_TOKENS,
         "is_ended": timeline.ended_ms is not None,
     }
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenyard.board.page import Parameters
-from tokenyard.board.paging import numbered_page
+from tokenyard.board.page import Parameters, numbered_page
 from tokenyard.ops.control import Signals, Unacknowledged
 from tokenyard.protocol.control import (
     ALL,

@@ -9,8 +9,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from tokenyard.board.charts import number, tick
-from tokenyard.board.page import NotFound, Parameters
-from tokenyard.board.paging import NumberedPage, asked_page, numbered_page
+from tokenyard.board.page import NotFound, NumberedPage, Parameters, asked_page, numbered_page
 from tokenyard.ops.keys import list_keys
 from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.keys import is_tenant

@@ -57,7 +57,6 @@ def view_yard(yard: Yard, given: Parameters) -> dict[str, Any]:
         "hour": joined(samples),
         "charts": _charts(by_time(samples, view.at_ms, _STEP_MS)),
         "quantile": _quantile,
-        "duration": duration,
         "number": number,
         "living": len(view.living),
         "oldest_ms": read_oldest_ms(yard, view.at_ms),

@@ -6,12 +6,12 @@ from typing import Final
 
 import click
 
-from tokenyard.cli.shared.lazy import LazyGroup
+from tokenyard.cli import LazyGroup
 
 #: The place of each command.
 COMMANDS: Final = {
     "run": "tokenyard.cli.batch.run:run",
-    "submit": "tokenyard.cli.batch.submit:submit",
+    "submit": "tokenyard.cli.batch.jobs:submit",
     "worker": "tokenyard.cli.batch.worker:worker",
     "list": "tokenyard.cli.batch.jobs:list_jobs",
     "status": "tokenyard.cli.batch.jobs:status",

@@ -10,8 +10,8 @@ from typing import Any, Final
 import click
 import msgspec
 
+from tokenyard.cli.completion import COMPLETE
 from tokenyard.cli.shared import options
-from tokenyard.cli.shared.completion import COMPLETE
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.request_owner import owner_of

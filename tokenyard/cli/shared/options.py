@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tokenyard.cli.shared.completion import COMPLETE
+from tokenyard.cli.completion import COMPLETE
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass
 from tokenyard.protocol.parse import BadJson, ForeignJson
 from tokenyard.protocol.texts import span_ms

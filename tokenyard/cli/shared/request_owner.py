@@ -18,8 +18,10 @@ from tokenyard.yard.listing import MOST_KEYS, find_owners
 _SAY: Final = "give --client NAME"
 
 
-def request_id(_: click.Context, __: click.Parameter, value: str) -> str:
-    """Check a request id."""
+def request_id(_: click.Context, __: click.Parameter, value: str | None) -> str:
+    """Check a request id; "" if none is given."""
+    if value is None:
+        return ""
     try:
         size = len(value.encode())
     except UnicodeEncodeError:

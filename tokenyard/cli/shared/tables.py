@@ -156,6 +156,11 @@ def show_list(
     say(below)
 
 
+def percent(share: float | None) -> str:
+    """A share, if it is known."""
+    return "-" if share is None else f"{share:.1%}"
+
+
 def sheet() -> Table:
     """A table of names and values."""
     table = Table.grid(padding=(0, _GAP))

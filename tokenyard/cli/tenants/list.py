@@ -11,12 +11,11 @@ import click
 import msgspec
 from rich.table import Table
 
-from tokenyard.cli.shared.completion import COMPLETE
+from tokenyard.cli.completion import COMPLETE
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
-from tokenyard.cli.shared.line_rows import percent
 from tokenyard.cli.shared.options import json_list_option, json_option, verbose_option
-from tokenyard.cli.shared.tables import Column, Columns, sheet, show_list
+from tokenyard.cli.shared.tables import Column, Columns, percent, sheet, show_list
 from tokenyard.ops.names import find_tenant
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.tenants import KEPT_DAYS, TenantSettings

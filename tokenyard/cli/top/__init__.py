@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import select
+import sys
+import termios
+import tty
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
@@ -13,9 +17,9 @@ from rich.live import Live
 
 from tokenyard import clock
 from tokenyard.broker.url import public_url
+from tokenyard.cli.info import watch
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import plain_console
-from tokenyard.cli.shared.watching import single_keys, wait_for_key, watch
 from tokenyard.cli.top.frame import Paper, frame
 from tokenyard.process.interrupted import Interrupts
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
@@ -77,13 +81,13 @@ def _run(choice: YardChoice, console: Console, interval_s: float) -> None:
     with (
         contextlib.suppress(KeyboardInterrupt),
         Interrupts(),
-        single_keys(),
+        _single_keys(),
         contextlib.ExitStack() as screen,
     ):
         for picture, _ in _pictures(
             choice,
             lambda: Paper(console.width, console.height),
-            lambda: wait_for_key(interval_s).lower() == "q",
+            lambda: _wait_for_key(interval_s).lower() == "q",
         ):
             # Not earlier, because an error of the first snapshot belongs on the usual screen.
             live = live or screen.enter_context(
@@ -107,3 +111,26 @@ def _pictures(
             error = f"Last seen {clock.monotonic() - seen_at:.0f} s ago, trying again: {seen}"
         is_open = isinstance(seen, Snapshot) and seen.view.is_open
         yield frame(history, place, paper(), error), is_open
+
+
+@contextlib.contextmanager
+def _single_keys() -> Iterator[None]:
+    """The terminal hands on each key at once, without Enter."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _wait_for_key(seconds: float) -> str:
+    """The key pressed within this time, or ""; without a terminal there is none."""
+    if not sys.stdin.isatty():
+        clock.sleep(seconds)
+        return ""
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return sys.stdin.read(1) if ready else ""

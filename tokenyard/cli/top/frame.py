@@ -11,8 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tokenyard.cli.info import leader, pace, state_text
-from tokenyard.cli.shared.line_rows import LINE_COLUMNS, line_rows
+from tokenyard.cli.info import LINE_COLUMNS, leader, line_rows, pace, state_text
 from tokenyard.protocol.keys import INTAKE_CLASSES
 from tokenyard.protocol.texts import byte_size, counted, span
 from tokenyard.yard.history import (

@@ -105,10 +105,9 @@ class LocalYard:
     def __init__(self, plan: LocalPlan, say: Callable[[str, LogLine], None]) -> None:
         self._plan = plan
         self._say = say
-        self._keys = Keys(plan.yard)
         self._broker: EmbeddedBroker | None = None
         self._children: dict[str, Child] = {}
-        self._connection: redis.Redis | None = None
+        self._yard: Yard | None = None
         self._before: set[str] = set()  # workers of earlier runs
         self._is_drained = False  # our controller has ended, with all its workers
         self.url = plan.redis_url
@@ -141,11 +140,11 @@ class LocalYard:
                 self._plan.data_dir, port=self._plan.port, server=choose_server(self._plan.server)
             )
             self.url = self._broker.start()
-        self._connection = open_connection(self.url)
+        yard = self._yard = Yard(open_connection(self.url), Keys(self._plan.yard))
         with translated(self.url):
-            warnings = check_broker(self._connection, self._plan.yard)
+            warnings = check_broker(yard.connection, self._plan.yard)
             if self._broker:  # our yard has what we list now, not what we did last time
-                self._connection.delete(self._keys.hosts)
+                yard.connection.delete(yard.keys.hosts)
         # An earlier run with the same name may have left leases.
         self._before = {worker.worker for worker in self.view().workers}
         for child in self._programs(logs):
@@ -234,10 +233,10 @@ class LocalYard:
 
     def view(self) -> YardView:
         """The yard now."""
-        if self._connection is None:
+        if self._yard is None:
             raise RuntimeError("not started")
         with translated(self.url):
-            return read_yard(Yard(self._connection, self._keys))
+            return read_yard(self._yard)
 
     def run(self) -> None:
         """Watch until interrupted, or until all our workers have been drained or stopped.
@@ -282,9 +281,9 @@ class LocalYard:
 
     def _retire_ours(self) -> None:
         """End the leases of our workers, which died with the controller, to move their requests."""
-        if self._connection is None:
+        if self._yard is None:
             return
-        scripts = Scripts(Yard(self._connection, self._keys))
+        scripts = Scripts(self._yard)
         with contextlib.suppress(redis.RedisError, BrokerUnavailable):
             for worker in self.view().workers:
                 if self._is_ours(worker) and worker.lease_ms:
@@ -308,8 +307,8 @@ class LocalYard:
         while self._children:
             next(reversed(self._children.values())).stop(hurried)
             self._children.popitem()
-        if self._connection is not None:
-            self._connection.close()
+        if self._yard is not None:
+            self._yard.connection.close()
         if self._broker is not None:
             self._broker.stop()
 
