@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Final
 
 import tokenyard
+from tokenyard import clock
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from worker.engines import EngineEvent, EngineInfo, Finished, RequestError, Unsupported
@@ -27,7 +28,6 @@ from worker.engines.simulated.generation import (
     start_generation,
     tokenize,
 )
-from worker.engines.simulated.speed import SimulatedDevice, SpeedModel
 
 #: A model with this path, or weights in a folder of this name, cannot be loaded.
 BROKEN: Final = "broken"
@@ -35,6 +35,50 @@ BROKEN: Final = "broken"
 CORRUPT: Final = "corrupt"
 MAX_MODEL_LEN: Final = 8_192
 UNLIMITED_SEQS: Final = 256  # reported to the coordinator by an engine without a batch limit
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedModel:
+    """Rates and sizes that determine the time of a step; zero means no limit.
+
+    A step prefills the uncached tokens of new prompts, and then makes ``tokens_per_step`` tokens
+    for every request in the batch. Without a decode rate, a request that does not stream takes one
+    step.
+    """
+
+    prefill_tokens_per_s: float = 0.0  # of all prompts together
+    decode_tokens_per_s: float = 0.0  # of each sequence, regardless of their number
+    max_num_seqs: int = 0
+    tokens_per_step: int = 1
+    cache_tokens: int = 0  # capacity of the prefix cache; zero: no cache
+
+
+class SimulatedDevice:
+    """Sleeps for the time that a device would need."""
+
+    def __init__(self, speed: SpeedModel) -> None:
+        self._speed = speed
+        self._free_at_s = 0.0  # monotonic
+
+    def work(self, prefilled: int) -> None:
+        """Run one step with ``prefilled`` uncached prompt tokens.
+
+        Steps end by the device's own clock: after a sleep that was too long, the next ones are
+        shorter.
+        """
+        cost_s = 0.0
+        if self._speed.prefill_tokens_per_s:
+            cost_s += prefilled / self._speed.prefill_tokens_per_s
+        if self._speed.decode_tokens_per_s:
+            cost_s += self._speed.tokens_per_step / self._speed.decode_tokens_per_s
+        if not cost_s:
+            return
+        now = clock.monotonic()
+        if now - self._free_at_s > cost_s:
+            self._free_at_s = now  # it was idle, not late
+        self._free_at_s += cost_s
+        if self._free_at_s > now:
+            clock.sleep(self._free_at_s - now)
 
 
 class SimulatedEngine:
