@@ -119,12 +119,12 @@ class SimulatedEngine:
         self._sleeps = False
         self._is_open = True
         self._path = path
-        self._weights = weights
         self._waiting: deque[Generation] = deque()
         self._running: dict[str, Generation] = {}
         self._device = SimulatedDevice(self._speed)
         self._cache = PrefixCache(self._speed.cache_tokens)
-        self._info = EngineInfo(
+        #: The model and the limits.
+        self.info = EngineInfo(
             engine="simulated",
             engine_version=tokenyard.__version__,
             model=model,
@@ -134,21 +134,17 @@ class SimulatedEngine:
             max_num_seqs=self._speed.max_num_seqs or UNLIMITED_SEQS,
             adapters=tuple(adapters),
             phases_s=phases_s or {},
+            weights=weights,
             cache_tokens=self._cache.tokens,
             tasks=SIMULATED_TASKS,
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        """The model and the limits."""
-        return replace(self._info, weights=self._weights)
 
     def add(self, assignment: Assignment) -> None:
         """Add a request; see `worker.engines.Engine.add`."""
         if self._sleeps:
             raise RuntimeError("the engine sleeps; wake it first")
         check_resumable(assignment)
-        generation = start_generation(assignment, self._info, self._salt)
+        generation = start_generation(assignment, self.info, self._salt)
         prompt = tokenize(assignment.request)
         generation.is_poison = self._crash.is_poison(prompt)
         generation.is_faulty = self._crash.is_faulty(prompt, assignment.faults)
@@ -237,10 +233,10 @@ class SimulatedEngine:
         if self._sleeps:
             raise Unsupported("the engine sleeps; wake it first")
         read_weights(path)
-        self._weights = path
+        self.info = replace(self.info, weights=path)
         self._cache.clear()
         for generation in (*self._waiting, *self._running.values()):
-            generation.change(self._info, self._salt)
+            generation.change(self.info, self._salt)
 
     def close(self) -> None:
         """Drop all requests and release the group; idempotent."""
@@ -255,7 +251,8 @@ class SimulatedEngine:
     @property
     def _salt(self) -> bytes:
         """The part of the hash for the weights; empty for the model's own."""
-        return b"" if self._weights in ("", self._path) else self._weights.encode()
+        weights = self.info.weights
+        return b"" if weights in ("", self._path) else weights.encode()
 
     def _admit(self) -> int:
         """Fill the batch; returns the number of new prompt tokens that were not cached."""
