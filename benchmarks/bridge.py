@@ -28,19 +28,20 @@ import psutil
 import uvloop
 
 from benchmarks.cold_start.case import WrongAnswer
-from benchmarks.cold_start.serve import HOST, ask, free_port
+from benchmarks.cold_start.serve import HOST, ask
 from benchmarks.llama import write_tokenizer
 from benchmarks.machine import machine
 from benchmarks.measure import cpu_seconds, print_table
 from benchmarks.progress import publish, tell
 from benchmarks.yard import STOP_S, embedded_broker, end_in_order, last_lines, simulated_yard
 from tokenyard.process.children import start_child, stop_child
+from tokenyard.process.embedded_broker import free_port
 
 _MODEL: Final = "sim"
 _VOCABULARY: Final = 32_000
 _MAX_MODEL_LEN: Final = 8192
 _START_S: Final = 300.0
-_POLL_S: Final = 0.05
+_POLL_S: Final = 0.02
 _CLIENT_S: Final = 300.0
 #: A step of the engine: 64 streams are then 1,280 tokens a second.
 _STEP_S: Final = 0.05
@@ -95,38 +96,63 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
+class Door:
+    """A program that takes requests by HTTP."""
+
+    def __init__(self, words: Sequence[str], log: Path) -> None:
+        self._program = words[0]
+        self._port = free_port()
+        self._log = log
+        here = ["--host", HOST, "--port", str(self._port)]
+        self.url = f"http://{HOST}:{self._port}"
+        self.process = start_child([sys.executable, "-m", *words, *here], log)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def wait_until_ready(self, model: str) -> None:
+        """Wait until it lists the model; raises `ChildProcessError` or `TimeoutError`."""
+        until = time.monotonic() + _START_S
+        while not self._lists(model):
+            words = last_lines(self._log.read_text(errors="replace"))
+            if self.process.poll() is not None:
+                raise ChildProcessError(f"{self._program} has ended:\n{words}")
+            if time.monotonic() > until:
+                raise TimeoutError(f"{self._program} does not list {model!r}:\n{words}")
+            time.sleep(_POLL_S)
+
+    def _lists(self, model: str) -> bool:
+        try:
+            listed = json.load(ask(self._port, "GET", "/v1/models"))["data"]
+        except (OSError, ValueError, KeyError):
+            return False
+        return model in {one["id"] for one in listed}
+
+
+@contextmanager
+def running_door(words: Sequence[str]) -> Iterator[Door]:
+    """Run ``python -m WORDS``; it serves after `Door.wait_until_ready`."""
+    with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
+        door = Door(words, Path(folder) / "log")
+        try:
+            yield door
+        finally:
+            stop_child(door.process, STOP_S)
+
+
 @contextmanager
 def side(name: str, url: str, yard: str, path: Path, model: str = _MODEL) -> Iterator[Side]:
     """Start the gateway, or a front end with its bridge."""
-    port = free_port()
-    here = ["--host", HOST, "--port", str(port)]
-    command = [sys.executable, "-m", "gateway", "--model-paths", f"{model}={path}", *here]
+    queue = ["--redis-url", url, "--yard", yard]
+    words = ["gateway", "--model-paths", f"{model}={path}", *queue]
     if name != "gateway":
-        command = [sys.executable, "-m", "gateway.bridge", "--front", name, "--model", model]
-    command += ["--redis-url", url, "--yard", yard]
-    if name != "gateway":
-        command += ["--", str(path), *here]
-    with tempfile.TemporaryDirectory(prefix="tokenyard-bench-") as folder:
-        log = Path(folder) / "log"
-        began = time.monotonic()
-        process = start_child(command, log)
-        try:
-            while not _lists(port, model):
-                if process.poll() is not None or time.monotonic() - began > _START_S:
-                    words = last_lines(log.read_text(errors="replace"))
-                    raise ChildProcessError(f"{name} does not serve:\n{words}")
-                time.sleep(_POLL_S)
-            start_s = time.monotonic() - began
-            yield Side(f"http://{HOST}:{port}", _programs(process.pid, name), start_s)
-        finally:
-            stop_child(process, STOP_S)
-
-
-def _lists(port: int, model: str) -> bool:
-    try:
-        return model in {one["id"] for one in json.load(ask(port, "GET", "/v1/models"))["data"]}
-    except (OSError, ValueError, KeyError):
-        return False
+        words = ["gateway.bridge", "--front", name, "--model", model, *queue, "--", str(path)]
+    began = time.monotonic()
+    with running_door(words) as door:
+        door.wait_until_ready(model)
+        yield Side(door.url, _programs(door.pid, name), time.monotonic() - began)
 
 
 def _programs(pid: int, name: str) -> Mapping[str, Sequence[int]]:

@@ -29,9 +29,9 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
+from benchmarks.bridge import running_door
 from benchmarks.child import TIMEOUT_S, run_child
 from benchmarks.cold_start.serve import HOST, served
-from benchmarks.gateway.sides import running_gateway
 from benchmarks.machine import machine
 from benchmarks.measure import print_table
 from benchmarks.media_models import picture, write_picture_model
@@ -155,7 +155,7 @@ def _over_http(yard: ServingYard, task: str, model: Path, count: int, rounds: in
     )
     with (
         served(spec) as server,
-        running_gateway(["--redis-url", yard.url, "--yard", yard.name]) as gateway,
+        running_door(["gateway", "--redis-url", yard.url, "--yard", yard.name]) as gateway,
     ):
         server.wait_until_healthy()
         gateway.wait_until_ready(model.name)

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -43,20 +43,18 @@ _STOP_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A command, to which the tables' paths are added."""
+    """A command that reads a table and writes another."""
 
     name: str
-    command: Sequence[str]
-    between: Sequence[str]  # the two paths
-    after: Sequence[str]
+    command: Callable[[Path, Path], Sequence[str]]  # for the two tables
     environment: Mapping[str, str]
 
     def run(self, source: Path, target: Path, *, killed_after_s: float = 0.0) -> float:
         """The seconds that it takes; raises `ChildProcessError` where it fails by itself."""
-        words = [*self.command, str(source), *self.between, str(target), *self.after]
         log = target.with_name(f"{target.name}.log")
+        environment = {**os.environ, **self.environment}
         began = time.perf_counter()
-        process = start_child(words, log, env={**os.environ, **self.environment})
+        process = start_child(self.command(source, target), log, env=environment)
         try:
             if killed_after_s:
                 time.sleep(killed_after_s)
@@ -72,20 +70,19 @@ class Side:
 
 def sides(yard: ServingYard, model: Path) -> list[Side]:
     """Tokenyard and Ray."""
-    ours = [sys.executable, "-m", "tokenyard", "--redis-url", yard.url, "--yard", yard.name]
     python = interpreter(Peer("ray", 0))
-    theirs = [python, str(PROGRAMS / "ray_peer.py"), str(model)]
     packages = {"PYTHONPATH": sysconfig.get_path("purelib")}
-    return [
-        Side(
-            "tokenyard",
-            [*ours, "batch", "run"],
-            ["-o"],
-            ["--task", "embed", "--column", "text"],
-            {},
-        ),
-        Side("ray", theirs, [], [str(MAX_NUM_SEQS)], packages),
-    ]
+
+    def ours(source: Path, target: Path) -> list[str]:
+        words = [sys.executable, "-m", "tokenyard", "--redis-url", yard.url, "--yard", yard.name]
+        words += ["batch", "run", str(source), "-o", str(target)]
+        return [*words, "--task", "embed", "--column", "text"]
+
+    def theirs(source: Path, target: Path) -> list[str]:
+        program = str(PROGRAMS / "ray_peer.py")
+        return [python, program, str(model), str(source), str(target), str(MAX_NUM_SEQS)]
+
+    return [Side("tokenyard", ours, {}), Side("ray", theirs, packages)]
 
 
 def answered(target: Path) -> dict[str, Any]:

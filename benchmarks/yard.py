@@ -160,26 +160,20 @@ def _yard(
     is_up: Callable[[YardView], bool],
 ) -> Iterator[ServingYard]:
     shared = ["--redis-url", broker.url, "--yard", name]
-    programs = {"coordinator": coordinator_options, "worker": worker_options}
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
-        processes = {}
-        for program, options in programs.items():
-            command = [sys.executable, "-m", program, *shared, *options]
-            process = start_child(command, folder / f"{program}.log")
-            stack.callback(stop_child, process, STOP_S)
-            processes[program] = process
-        watch = Watch(processes, folder)
+    programs = {
+        "coordinator": ["coordinator", *shared, *coordinator_options],
+        "worker": ["worker", *shared, *worker_options],
+    }
+    with running_programs(programs) as watch:
         wait_until(broker.url, name, lambda view: watch.is_well() and is_up(view), START_TIMEOUT_S)
-        pids = {program: process.pid for program, process in processes.items()}
-        children = [child.pid for child in psutil.Process(pids["worker"]).children(recursive=True)]
+        worker = psutil.Process(watch.pids["worker"])
         yield ServingYard(
             broker.url,
             name,
             {
                 "client": [os.getpid()],
-                "coordinator": [pids["coordinator"]],
-                "workers": [pids["worker"], *children],
+                "coordinator": [watch.pids["coordinator"]],
+                "workers": [worker.pid, *(one.pid for one in worker.children(recursive=True))],
                 "broker": [broker.pid],
             },
         )
@@ -189,6 +183,7 @@ class Watch:
     """Detects programs that end early."""
 
     def __init__(self, processes: Mapping[str, subprocess.Popen[bytes]], folder: Path) -> None:
+        self.pids = {name: process.pid for name, process in processes.items()}
         self._processes = processes
         self._folder = folder
 
@@ -201,6 +196,19 @@ class Watch:
                     f"{program} ended with status {process.returncode}:\n{last_lines(log)}"
                 )
         return True
+
+
+@contextmanager
+def running_programs(programs: Mapping[str, Sequence[str]]) -> Iterator[Watch]:
+    """Run ``python -m WORDS`` for each of some programs by name, until the block ends."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
+        processes = {}
+        for name, words in programs.items():
+            process = start_child([sys.executable, "-m", *words], folder / f"{name}.log")
+            stack.callback(stop_child, process, STOP_S)
+            processes[name] = process
+        yield Watch(processes, folder)
 
 
 def last_lines(log: str) -> str:

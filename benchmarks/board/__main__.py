@@ -8,16 +8,20 @@ with a real leader. Each page of the board is asked for again and again, and the
 
 from __future__ import annotations
 
+import secrets
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import click
+import psutil
+import redis
 
-from benchmarks.board.asked import Watcher
 from benchmarks.board.big_yard import Sizes, big_yard
 from benchmarks.board.serving import Visitor, serving_board
 from benchmarks.machine import machine
@@ -33,6 +37,47 @@ OPEN_PERCENT: Final = 1.0
 QUICK: Final = Sizes(workers=20, waiting=2_000, dead=200, tenants=100, ended=50)
 #: By path, by name.
 Figures = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The commands of one process, as MONITOR shows them, without those inside scripts."""
+
+    commands: int
+    keys: int  # in all commands together
+
+
+class Watcher:
+    """Counts what one process asks of a broker."""
+
+    def __init__(self, url: str, pid: int) -> None:
+        self._connection: Any = redis.Redis.from_url(url)
+        self._process = psutil.Process(pid)
+
+    def during(self, call: Callable[[], object], prefix: str) -> Asked:
+        """What is asked in the course of a call; keys are the words that begin with ``prefix``."""
+        end = secrets.token_hex(8)
+        heard: list[dict[str, Any]] = []
+        is_listening = threading.Event()
+
+        def listen() -> None:
+            with self._connection.monitor() as monitor:
+                is_listening.set()
+                for one in monitor.listen():
+                    if end in one["command"]:
+                        return
+                    heard.append(one)
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        is_listening.wait()
+        call()
+        ports = {str(one.laddr.port) for one in self._process.net_connections("tcp")}
+        self._connection.echo(end)
+        thread.join()
+        ours = [one["command"] for one in heard if str(one["client_port"]) in ports]
+        words = [word for command in ours for word in command.split()]
+        return Asked(len(ours), sum(word.strip('"').startswith(prefix) for word in words))
 
 
 def measure(sizes: Sizes, rounds: int, open_s: float) -> Figures:

@@ -6,20 +6,18 @@ import html
 import itertools
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import httpx
 
-from benchmarks.cold_start.serve import HOST, free_port
-from benchmarks.yard import START_TIMEOUT_S, STOP_S, Watch
+from benchmarks.cold_start.serve import HOST
+from benchmarks.yard import START_TIMEOUT_S, running_programs
 from tokenyard.board.app import ROOT
 from tokenyard.board.pages import PAGES
-from tokenyard.process.children import start_child, stop_child
+from tokenyard.process.embedded_broker import free_port
 
 _TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
@@ -40,19 +38,15 @@ SEARCHES: Final = (
 def serving_board(redis_url: str, yard: str) -> Iterator[tuple[str, int]]:
     """Run `tokenyard board`; its URL and its pid."""
     port = free_port()
+    url = f"http://{HOST}:{port}"
     words = ["--redis-url", redis_url, "--yard", yard, "board", "--port", str(port)]
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
-        process = start_child([sys.executable, "-m", "tokenyard", *words], folder / "board.log")
-        stack.callback(stop_child, process, STOP_S)
-        watch = Watch({"board": process}, folder)
-        url = f"http://{HOST}:{port}"
+    with running_programs({"board": ["tokenyard", *words]}) as watch:
         until = time.monotonic() + START_TIMEOUT_S
         while watch.is_well() and not _answers(url):
             if time.monotonic() > until:
                 raise TimeoutError(f"the board does not answer after {START_TIMEOUT_S:g} s")
             time.sleep(_POLL_S)
-        yield url, process.pid
+        yield url, watch.pids["board"]
 
 
 def _answers(url: str) -> bool:

@@ -25,11 +25,12 @@ from benchmarks.chaos.http_reader import bearer
 from benchmarks.chaos.program import Program
 from benchmarks.chaos.record import request_of
 from benchmarks.chaos.targets import NOBODY, WorkerProcess, find_workers
-from benchmarks.cold_start.serve import HOST, free_port
+from benchmarks.cold_start.serve import HOST
 from benchmarks.device import on_gpu
 from benchmarks.yard import ServerName
 from tokenyard import Client
 from tokenyard.ops.keys import create_key
+from tokenyard.process.embedded_broker import free_port
 from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.errors import TransientError
 from tokenyard.protocol.keys import Keys

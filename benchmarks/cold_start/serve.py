@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import last_lines
 from gateway.bridge.unit import front_command, named_vllm
 from tokenyard.process.children import start_child, stop_child
+from tokenyard.process.embedded_broker import free_port
 from tokenyard.protocol.errors import SettingsError
 from worker.models import ModelSpec
 
@@ -190,11 +190,3 @@ def ask(port: int, method: str, path: str, body: object = None) -> http.client.H
     packed = None if body is None else json.dumps(body)
     connection.request(method, path, packed, {"Content-Type": "application/json"})
     return connection.getresponse()
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -5,12 +5,12 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.fairness.loads import FLOODING, Ask
+from benchmarks.measure import Latencies
 
 #: Wait under a flood, at most this many times the wait without it, and one service time.
 WAIT_TIMES: Final = 1.2
@@ -79,7 +79,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
     """A percentile of one value or more."""
     if len(values) < 2:
         return values[0]
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+    return Latencies(values).percentile(percent)
 
 
 def waits_ms(samples: Iterable[Sample], window: Window, end_s: float) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ import redis
 
 from benchmarks.fairness.figures import Sample, Window
 from benchmarks.fairness.loads import MAX_TOKENS, Ask, Speed, Tenant
-from benchmarks.fairness.vtc import VirtualTokenCounter
 from benchmarks.yard import ServingYard
 from tokenyard import AsyncClient
 from tokenyard.client.aio import AsyncHandle
@@ -59,6 +59,42 @@ class Due:
     due_s: float
     ask: Ask
     streams: bool
+
+
+class VirtualTokenCounter:
+    """Requests by tenant; the next is of the tenant that has had the least.
+
+    It counts in the memory of one process, as the reference for the yard's. Sheng et al., Fairness
+    in Serving Large Language Models, OSDI 2024, arXiv 2401.00588, algorithm 4: with weights, and
+    with the length of each answer known beforehand, which no real queue knows.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._service = dict.fromkeys(weights, 0.0)
+        self._waiting: dict[str, deque[Due]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, tenant: str, due: Due) -> None:
+        """Put a request behind those of its tenant; a rest before it was not saved up."""
+        queue = self._waiting.get(tenant)
+        if queue is None:
+            least = min((self._service[other] for other in self._waiting), default=0.0)
+            self._service[tenant] = max(self._service[tenant], least)
+            queue = self._waiting[tenant] = deque()
+        queue.append(due)
+
+    def take(self) -> Due:
+        """Take out the next request, and charge its tenant for it."""
+        tenant = min(self._waiting, key=self._service.__getitem__)
+        queue = self._waiting[tenant]
+        due = queue.popleft()
+        self._service[tenant] += due.ask.service / self._weights[tenant]
+        if not queue:
+            del self._waiting[tenant]
+        return due
 
 
 class _Port(Protocol):
@@ -138,14 +174,14 @@ class _Front:
     ) -> None:
         self._client = client
         self._notes = notes
-        self._queue = VirtualTokenCounter[Due](weights)
+        self._queue = VirtualTokenCounter(weights)
         self._places = places
         self._may_go = asyncio.Event()
         self._is_over = False
 
     async def ask(self, tenant: Tenant, due: Sequence[Due]) -> None:
         for one in due:
-            self._queue.add(tenant.name, one.ask.service, one)
+            self._queue.add(tenant.name, one)
         self._may_go.set()
 
     async def run(self) -> None:

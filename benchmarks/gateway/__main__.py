@@ -29,7 +29,7 @@ from benchmarks.gateway.streams import hold_open
 from benchmarks.llama import models_folder
 from benchmarks.measure import cpu_seconds
 from benchmarks.progress import publish, tell
-from benchmarks.serving.case import Task, Workload
+from benchmarks.serving.case import LEAST_PACED, Task, Workload
 from benchmarks.serving.stage import (
     WORKERS,
     arithmetic_workload,
@@ -38,7 +38,6 @@ from benchmarks.serving.stage import (
 )
 from benchmarks.yard import end_in_order
 
-_LEAST_PACED: Final = 8
 _WARM_UP: Final = 32
 
 
@@ -92,7 +91,7 @@ class Bench:
         self, sides: Mapping[str, Side], rate: float, seconds: float, rounds: int
     ) -> list[Round]:
         """Requests at random moments, which are the same for all sides."""
-        requests = max(_LEAST_PACED, round(rate * seconds))
+        requests = max(LEAST_PACED, round(rate * seconds))
         return [self._round(sides, number, requests, rate) for number in range(rounds)]
 
     def _round(

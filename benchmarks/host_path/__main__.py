@@ -34,7 +34,6 @@ from benchmarks.serving.case import (
     Task,
     Workload,
     long_workload,
-    poisson,
 )
 from benchmarks.serving.figures import cell
 from benchmarks.serving.sides import OF_ENGINE, Engine, Side, begin
@@ -54,9 +53,7 @@ ENGINES: Final[tuple[Engine, ...]] = ("program", "tokenyard", "async", "serve", 
 WHOLE: Final = ("generate", "tokenyard")
 _DEVICE: Final = f"{__package__}.device.TimedWorker"
 _EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-_SEED: Final = 6
 _OFFERED: Final = 0.5
-_LEAST_PACED: Final = 8
 #: Streams of the gateway in whose frames the broker's instructions are counted.
 _STREAMS: Final = 64
 
@@ -162,9 +159,7 @@ def measure(plan: Plan) -> Report:
             _median(report.full[name], lambda one: one.requests_per_s) for name in streamed
         )
         report.offered_per_s = _OFFERED * slowest
-        requests = max(_LEAST_PACED, round(report.offered_per_s * plan.paced_s))
-        arrivals = poisson(requests, report.offered_per_s, _SEED)
-        load = Load.of(tasks, requests, streams=True, arrivals_s=arrivals)
+        load = Load.paced(tasks, report.offered_per_s, plan.paced_s)
         for _ in range(plan.rounds):
             for name in streamed:
                 report.paced.setdefault(name, []).append(sides.put(name, load))

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from benchmarks.broker import Checked, prompts
 from benchmarks.measure import Throughput
 from benchmarks.scale.fleet import answer
-from benchmarks.yard import START_TIMEOUT_S, STOP_S, Watch, wait_until
+from benchmarks.yard import START_TIMEOUT_S, running_programs, wait_until
 from tokenyard import Client
-from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.wire import pack_tokens, unpack_tokens
 
@@ -69,14 +65,7 @@ def scale_yards(broker: EmbeddedBroker, fleet: Fleet, count: int = 1) -> Iterato
         name: ["coordinator", "--redis-url", broker.url, "--yard", name, *_ROOM] for name in names
     }
     programs["fleet"] = ["benchmarks.scale.fleet", broker.url, *counts, *names]
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenyard-bench-")))
-        processes = {}
-        for name, command in programs.items():
-            process = start_child([sys.executable, "-m", *command], folder / f"{name}.log")
-            stack.callback(stop_child, process, STOP_S)
-            processes[name] = process
-        watch = Watch(processes, folder)
+    with running_programs(programs) as watch:
         for name in names:
             wait_until(
                 broker.url,
@@ -88,10 +77,8 @@ def scale_yards(broker: EmbeddedBroker, fleet: Fleet, count: int = 1) -> Iterato
                 ),
                 START_TIMEOUT_S,
             )
-        coordinators = [processes[name].pid for name in names]
-        yield Yards(
-            broker.url, names, coordinators, processes["fleet"].pid, broker.pid, watch.is_well
-        )
+        coordinators = [watch.pids[name] for name in names]
+        yield Yards(broker.url, names, coordinators, watch.pids["fleet"], broker.pid, watch.is_well)
         watch.is_well()
 
 

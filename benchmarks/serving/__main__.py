@@ -25,9 +25,8 @@ from benchmarks.machine import machine
 from benchmarks.measure import print_table
 from benchmarks.progress import exit_if_failed, limit_option, publish, save
 from benchmarks.serving import figures as serving_figures
-from benchmarks.serving.case import Outcome, poisson
+from benchmarks.serving.case import Load, Outcome
 from benchmarks.serving.figures import (
-    STREAMED,
     UNITS,
     BySide,
     cell,
@@ -38,7 +37,7 @@ from benchmarks.serving.figures import (
 )
 from benchmarks.serving.shape import measure as measure_shape
 from benchmarks.serving.shape import plan_for as plan_for_shape
-from benchmarks.serving.sides import EVERYBODY, Engine
+from benchmarks.serving.sides import EVERYBODY, STREAMED, Engine
 from benchmarks.serving.stage import WORKERS, Stage, arithmetic_stage, long_stage, share_cores
 from benchmarks.yard import end_in_order
 
@@ -48,8 +47,6 @@ Round = Mapping[str, Outcome]
 SIDES: Final = {**serving_figures.SIDES, "workers": f"Tokenyard, {WORKERS} workers"}
 #: Ratio -> numerator (Tokenyard's side), denominator and target.
 RATIOS: Final = {**serving_figures.RATIOS, "ratio_of_workers": ("workers", "tokenyard", None)}
-_SEED: Final = 6
-_LEAST_PACED: Final = 8
 #: Offered load, relative to what the slowest side can stream.
 _OFFERED: Final = 0.5
 
@@ -94,9 +91,9 @@ def measure_full(stage: Stage, requests: int, rounds: int) -> list[Round]:
     ]
 
 
-def measure_paced(stage: Stage, requests: int, rounds: int, rate: float) -> list[Round]:
-    """Start streams at random times, which are the same for all sides."""
-    load = stage.load(requests, streams=True, arrivals_s=poisson(requests, rate, _SEED))
+def measure_paced(stage: Stage, seconds: float, rounds: int, rate: float) -> list[Round]:
+    """Start streams at random times."""
+    load = Load.paced(stage.tasks, rate, seconds)
     return [
         {side: stage.put(side, load) for side in STREAMED if side in stage.sides}
         for _ in range(rounds)
@@ -109,8 +106,7 @@ def measure_long(stage: Stage, plan: Plan) -> Report:
     streamed = [side for side in STREAMED if side in stage.sides]
     speeds = [[one[side].requests_per_s for one in full] for side in streamed]
     rate = _OFFERED * min(map(statistics.median, speeds))
-    requests = max(_LEAST_PACED, round(rate * plan.paced_s))
-    return Report(full, rate, measure_paced(stage, requests, plan.rounds, rate))
+    return Report(full, rate, measure_paced(stage, plan.paced_s, plan.rounds, rate))
 
 
 def measure(plan: Plan) -> dict[str, Report]:

@@ -17,6 +17,9 @@ TIMEOUT_S: Final = 300.0
 PROMPT_TOKENS: Final = 512
 ANSWER_TOKENS: Final = 128
 _SHOWN_FAULTS: Final = 3
+#: Fewest requests of a load at an offered rate.
+LEAST_PACED: Final = 8
+_SEED: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,13 @@ class Load:
     ) -> Self:
         """Make a load of ``requests`` requests, with the tasks in turn."""
         return cls(list(itertools.islice(itertools.cycle(tasks), requests)), streams, arrivals_s)
+
+    @classmethod
+    def paced(cls, tasks: Sequence[Task], rate: float, seconds: float) -> Self:
+        """Streams that begin at random times, which are the same for all sides."""
+        requests = max(LEAST_PACED, round(rate * seconds))
+        arrivals_s = poisson(requests, rate, _SEED)
+        return cls.of(tasks, requests, streams=True, arrivals_s=arrivals_s)
 
 
 @dataclass(frozen=True, slots=True)

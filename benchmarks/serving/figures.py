@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from benchmarks.machine import machine
-from benchmarks.measure import print_table
+from benchmarks.measure import Latencies, print_table
 from benchmarks.serving.case import ANSWER_TOKENS, PROMPT_TOKENS, Outcome
 from benchmarks.serving.shape import Found, Plan
-from benchmarks.serving.sides import OF_ENGINE
+from benchmarks.serving.sides import OF_ENGINE, STREAMED
 
 #: The sides with their names in the tables, first those with whole answers, then streams.
 SIDES: Final = {
@@ -22,7 +22,6 @@ SIDES: Final = {
     "async": "AsyncLLM",
     "serve_stream": "vllm serve, streaming",
 }
-STREAMED: Final = ("stepped", "tokenyard_stream", "async", "serve_stream")
 #: Ratio -> numerator (Tokenyard's side), denominator and target.
 RATIOS: Final = {
     "ratio_to_generate": ("tokenyard", "generate", 0.9),
@@ -97,7 +96,9 @@ def times(outcomes: BySide) -> dict[str, float]:
     for side, rounds in outcomes.items():
         for what in ("ttft", "itl"):
             for percent in (50, 99):
-                values = [_percentile(getattr(one, f"{what}_ms"), percent) for one in rounds]
+                values = [
+                    Latencies(getattr(one, f"{what}_ms")).percentile(percent) for one in rounds
+                ]
                 found[f"{_time_prefix(side)}{what}_p{percent}_ms"] = statistics.median(values)
     return found
 
@@ -130,10 +131,6 @@ def prefix(side: str) -> str:
 
 def _time_prefix(side: str) -> str:
     return "" if side == "tokenyard_stream" else f"{side}_"
-
-
-def _percentile(values: Sequence[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def _rounded(value: float | None) -> float | None:

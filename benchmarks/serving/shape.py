@@ -15,13 +15,10 @@ from typing import Final
 from benchmarks.device import on_gpu, used_mib, wait_until_free
 from benchmarks.llama import SHAPES, Shape, model_spec, models_folder, shrunken, write_llama
 from benchmarks.progress import tell, told
-from benchmarks.serving.case import Load, Outcome, Task, Workload, long_workload, poisson
-from benchmarks.serving.sides import EVERYBODY, Engine, Ready, Side, begin
+from benchmarks.serving.case import Load, Outcome, Task, Workload, long_workload
+from benchmarks.serving.sides import EVERYBODY, STREAMED, Engine, Ready, Side, begin
 
-_STREAMED: Final = frozenset({"stepped", "tokenyard_stream", "async", "serve_stream"})
-_SEED: Final = 6
 _WARM_UP: Final = 128
-_LEAST_PACED: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,13 +181,11 @@ class _Run:
         if self._found.offered_per_s is None:
             self._found.offered_per_s = self._found.full[next(iter(sides))][0].requests_per_s / 2
         rate = self._found.offered_per_s
-        requests = max(_LEAST_PACED, round(rate * self._plan.paced_s))
-        for name in _STREAMED.intersection(sides):
-            load = self._load(name, requests, poisson(requests, rate, _SEED))
+        load = Load.paced(self._tasks, rate, self._plan.paced_s)
+        for name in set(STREAMED).intersection(sides):
             outcome = sides[name].put(load, name)
             self._found.paced.setdefault(name, []).append(outcome)
             tell(f"{name}: paced at {rate:.1f} requests/s")
 
-    def _load(self, name: str, requests: int, arrivals_s: Sequence[float] = ()) -> Load:
-        streams = name in _STREAMED
-        return Load.of(self._tasks, requests, streams=streams, arrivals_s=arrivals_s)
+    def _load(self, name: str, requests: int) -> Load:
+        return Load.of(self._tasks, requests, streams=name in STREAMED)

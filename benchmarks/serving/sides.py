@@ -32,7 +32,9 @@ OF_ENGINE: Final[Mapping[Engine, tuple[str, ...]]] = {
     "rust": ("rust_stream",),
     "async": ("async",),
 }
-#: Those that `serving.py` compares.
+#: Sides of `serving.py` with streams.
+STREAMED: Final = ("stepped", "tokenyard_stream", "async", "serve_stream")
+#: Engines that `serving.py` compares.
 EVERYBODY: Final[tuple[Engine, ...]] = ("tokenyard", "program", "async", "serve")
 _FRONTS: Final[Mapping[Engine, Front]] = {"serve": "vllm", "rust": "vllm-rs"}
 

@@ -33,9 +33,9 @@ class Stage:
     tasks: Sequence[Task]
     sides: Mapping[str, Side]
 
-    def load(self, requests: int, *, streams: bool, arrivals_s: Sequence[float] = ()) -> Load:
+    def load(self, requests: int, *, streams: bool) -> Load:
         """Make a load of ``requests`` requests, with the tasks in turn."""
-        return Load.of(self.tasks, requests, streams=streams, arrivals_s=arrivals_s)
+        return Load.of(self.tasks, requests, streams=streams)
 
     def put(self, side: str, load: Load) -> Outcome:
         """Put a load on one side; raises `WrongAnswer`."""

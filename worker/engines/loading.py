@@ -12,8 +12,8 @@ from worker.engines.cpu_features import check_cpu, missing_here
 from worker.engines.device_lock import lock_of_gpu
 from worker.engines.devices import find_device, own_gpu, visible_environment
 from worker.engines.simulated.backend import SimulatedBackend
+from worker.engines.simulated.engine import SpeedModel
 from worker.engines.simulated.engine import check_weights as check_simulated
-from worker.engines.simulated.speed import SpeedModel
 from worker.engines.vllm.backend import CoreBackend, Groups
 from worker.engines.vllm.environment import (
     engine_environment,

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.alternate import Report
 from benchmarks.cold_start.__main__ import medians, summary
 from benchmarks.cold_start.case import Task, Timed, WrongAnswer, phases
 from benchmarks.sums import ADDER, SUBTRACTOR, questions
-from tokenyard.protocol.control import Command, Verb
 from worker.models import ModelSpec
-
-
-def command(model: str, verb: Verb = "load") -> Command:
-    return Command(verb=verb, worker="w.1", model=model)
-
-
-def report(
-    *, wrong: int = 0, swaps: int = 1, closest_s: float | None = 2.0, lost: float | None = 0.01
-) -> Report:
-    return Report(100.0, 80.0, 0.8, swaps, 500, closest_s, 0.2, lost, wrong)
 
 
 def test_questions_take_turns_and_have_the_right_answers() -> None:

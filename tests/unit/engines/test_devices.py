@@ -229,7 +229,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         (tmp_path / "vllm" / "platforms" / "__init__.py").write_text(text)
         write_distribution(tmp_path, version)
         monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
     return install
 

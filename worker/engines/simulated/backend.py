@@ -13,8 +13,13 @@ from tokenyard import clock
 from worker.engines import Engine, Memory, RankGroup, SensorReading
 from worker.engines.connecting import connect
 from worker.engines.crash_points import CrashPoint
-from worker.engines.simulated.engine import BROKEN, MAX_MODEL_LEN, SimulatedEngine, read_weights
-from worker.engines.simulated.speed import SpeedModel
+from worker.engines.simulated.engine import (
+    BROKEN,
+    MAX_MODEL_LEN,
+    SimulatedEngine,
+    SpeedModel,
+    read_weights,
+)
 from worker.engines.stopwatch import Stopwatch
 from worker.models import ModelSpec
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Final
 
 import tokenyard
+from tokenyard import clock
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.wire import Assignment, pack_tokens
 from worker.engines import EngineEvent, EngineInfo, Finished, RequestError, Unsupported
@@ -27,7 +28,6 @@ from worker.engines.simulated.generation import (
     start_generation,
     tokenize,
 )
-from worker.engines.simulated.speed import SimulatedDevice, SpeedModel
 
 #: A model with this path, or weights in a folder of this name, cannot be loaded.
 BROKEN: Final = "broken"
@@ -35,6 +35,50 @@ BROKEN: Final = "broken"
 CORRUPT: Final = "corrupt"
 MAX_MODEL_LEN: Final = 8_192
 UNLIMITED_SEQS: Final = 256  # reported to the coordinator by an engine without a batch limit
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedModel:
+    """Rates and sizes that determine the time of a step; zero means no limit.
+
+    A step prefills the uncached tokens of new prompts, and then makes ``tokens_per_step`` tokens
+    for every request in the batch. Without a decode rate, a request that does not stream takes one
+    step.
+    """
+
+    prefill_tokens_per_s: float = 0.0  # of all prompts together
+    decode_tokens_per_s: float = 0.0  # of each sequence, regardless of their number
+    max_num_seqs: int = 0
+    tokens_per_step: int = 1
+    cache_tokens: int = 0  # capacity of the prefix cache; zero: no cache
+
+
+class SimulatedDevice:
+    """Sleeps for the time that a device would need."""
+
+    def __init__(self, speed: SpeedModel) -> None:
+        self._speed = speed
+        self._free_at_s = 0.0  # monotonic
+
+    def work(self, prefilled: int) -> None:
+        """Run one step with ``prefilled`` uncached prompt tokens.
+
+        Steps end by the device's own clock: after a sleep that was too long, the next ones are
+        shorter.
+        """
+        cost_s = 0.0
+        if self._speed.prefill_tokens_per_s:
+            cost_s += prefilled / self._speed.prefill_tokens_per_s
+        if self._speed.decode_tokens_per_s:
+            cost_s += self._speed.tokens_per_step / self._speed.decode_tokens_per_s
+        if not cost_s:
+            return
+        now = clock.monotonic()
+        if now - self._free_at_s > cost_s:
+            self._free_at_s = now  # it was idle, not late
+        self._free_at_s += cost_s
+        if self._free_at_s > now:
+            clock.sleep(self._free_at_s - now)
 
 
 class SimulatedEngine:
@@ -75,12 +119,12 @@ class SimulatedEngine:
         self._sleeps = False
         self._is_open = True
         self._path = path
-        self._weights = weights
         self._waiting: deque[Generation] = deque()
         self._running: dict[str, Generation] = {}
         self._device = SimulatedDevice(self._speed)
         self._cache = PrefixCache(self._speed.cache_tokens)
-        self._info = EngineInfo(
+        #: The model and the limits.
+        self.info = EngineInfo(
             engine="simulated",
             engine_version=tokenyard.__version__,
             model=model,
@@ -90,21 +134,17 @@ class SimulatedEngine:
             max_num_seqs=self._speed.max_num_seqs or UNLIMITED_SEQS,
             adapters=tuple(adapters),
             phases_s=phases_s or {},
+            weights=weights,
             cache_tokens=self._cache.tokens,
             tasks=SIMULATED_TASKS,
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        """The model and the limits."""
-        return replace(self._info, weights=self._weights)
 
     def add(self, assignment: Assignment) -> None:
         """Add a request; see `worker.engines.Engine.add`."""
         if self._sleeps:
             raise RuntimeError("the engine sleeps; wake it first")
         check_resumable(assignment)
-        generation = start_generation(assignment, self._info, self._salt)
+        generation = start_generation(assignment, self.info, self._salt)
         prompt = tokenize(assignment.request)
         generation.is_poison = self._crash.is_poison(prompt)
         generation.is_faulty = self._crash.is_faulty(prompt, assignment.faults)
@@ -193,10 +233,10 @@ class SimulatedEngine:
         if self._sleeps:
             raise Unsupported("the engine sleeps; wake it first")
         read_weights(path)
-        self._weights = path
+        self.info = replace(self.info, weights=path)
         self._cache.clear()
         for generation in (*self._waiting, *self._running.values()):
-            generation.change(self._info, self._salt)
+            generation.change(self.info, self._salt)
 
     def close(self) -> None:
         """Drop all requests and release the group; idempotent."""
@@ -211,7 +251,8 @@ class SimulatedEngine:
     @property
     def _salt(self) -> bytes:
         """The part of the hash for the weights; empty for the model's own."""
-        return b"" if self._weights in ("", self._path) else self._weights.encode()
+        weights = self.info.weights
+        return b"" if weights in ("", self._path) else weights.encode()
 
     def _admit(self) -> int:
         """Fill the batch; returns the number of new prompt tokens that were not cached."""

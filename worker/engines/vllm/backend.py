@@ -83,7 +83,7 @@ class CoreBackend:
         self._groups = groups
         self._is_alone = is_alone
         self._log_stats = log_stats
-        self._grammars = grammars
+        self._grammars = grammars or GrammarLimits()
         self._device = device
         self._is_on_cpu = bool(cores)
         self._cores = cores
@@ -144,11 +144,7 @@ class CoreBackend:
         return core
 
     def _make(
-        self,
-        spec: ModelSpec,
-        group: RankGroup | None,
-        weights: str,
-        lock: DeviceLock,
+        self, spec: ModelSpec, group: RankGroup | None, weights: str, lock: DeviceLock
     ) -> Core:
         from worker.engines.vllm.core import Core
 

@@ -57,12 +57,12 @@ class Core:
         self,
         spec: ModelSpec,
         *,
-        device: int = 0,
-        executor: type[Executor] | None = None,
-        weights: str = "",
-        lock: DeviceLock | None = None,
-        log_stats: bool = False,
-        grammars: GrammarLimits | None = None,
+        device: int,
+        executor: type[Executor] | None,
+        weights: str,
+        lock: DeviceLock,
+        log_stats: bool,
+        grammars: GrammarLimits,
     ) -> None:
         """Load the model and run it once; see `engine_config` for the arguments.
 
@@ -75,14 +75,14 @@ class Core:
         stopwatch = Stopwatch()
         self.spec = spec
         self.weights = weights
-        self._lock = lock or DeviceLock()
+        self._lock = lock
         with stopwatch.phase("config"):
             self.config = engine_config(spec, device, executor, weights)
             self.adapters = lora_requests(spec)
         with stopwatch.phase(EXECUTOR):
             core = EngineCore(self.config, Executor.get_class(self.config), log_stats)
         self._core: EngineCore | None = core
-        self._grammars = GrammarThreads(grammars or GrammarLimits())
+        self._grammars = GrammarThreads(grammars)
         self._grammars.stand_in(core)
         self._keys: dict[str, str] = {}  # lane entries by requests whose grammars are compiled
         self._is_frozen = False

@@ -81,7 +81,6 @@ class VllmEngine:
         self._link = link
         self._spec = spec
         self._asleep = 0  # the level
-        self._weights = info.weights
         self._answers: dict[str, OutputCollector] = {}
         self._branches: dict[str, list[str]] = {}  # request ids of branches, by lane entry
         self._ready: list[EngineEvent] = []  # answers that need no step
@@ -100,31 +99,23 @@ class VllmEngine:
             bool(spec.adapters) and spec.max_num_seqs > 1 and current_platform.is_cpu()
         )
         self._tokenizer = ModelTokenizer(self._engine, model)
-        self._max_model_len: int = model.max_model_len
-        self._vocab_size: int = model.get_vocab_size()
         self._pooling = _pooling(self._engine) if model.runner_type == "pooling" else None
-        self._tasks = self._pooling.tasks if self._pooling else (GENERATE,)
         self._reasoning = Reasoning(config, self._tokenizer.of_vllm)
-        self._cache_tokens = cache_tokens(config)
-        self._phases_s = info.phases_s
-
-    @property
-    def info(self) -> EngineInfo:
-        """The model and the limits."""
-        return EngineInfo(
+        #: The model and the limits.
+        self.info = EngineInfo(
             engine="vllm",
             engine_version=vllm.__version__,
-            model=self._spec.name,
-            revision=self._spec.revision,
-            max_model_len=self._max_model_len,
-            vocab_size=self._vocab_size,
-            max_num_seqs=self._spec.max_num_seqs,
-            tokenizer=self._spec.path if self._tokenizer.is_there else "",
+            model=spec.name,
+            revision=spec.revision,
+            max_model_len=model.max_model_len,
+            vocab_size=model.get_vocab_size(),
+            max_num_seqs=spec.max_num_seqs,
+            tokenizer=spec.path if self._tokenizer.is_there else "",
             adapters=tuple(self._adapters),
-            phases_s=dict(self._phases_s),
-            weights=self._weights,
-            cache_tokens=self._cache_tokens,
-            tasks=self._tasks,
+            phases_s=dict(info.phases_s),
+            weights=info.weights,
+            cache_tokens=cache_tokens(config),
+            tasks=self._pooling.tasks if self._pooling else (GENERATE,),
         )
 
     def listen(self, wake: Callable[[], None]) -> None:
@@ -138,18 +129,19 @@ class VllmEngine:
     def add(self, assignment: Assignment) -> None:
         """Add a request; see `worker.engines.Engine.add`."""
         request, params = assignment.request, assignment.request.params
-        check_task(request.task, self._spec.name, self._tasks)
+        check_task(request.task, self.info.model, self.info.tasks)
         check_resumable(assignment)
         if request.pools:
             self._pool(assignment)
             return
-        check_params(params, self._vocab_size)
+        check_params(params, self.info.vocab_size)
         check_grammar(params, self._limits)
         self._reasoning.check(request)
         self._check_for_runner(params)
         self._tokenizer.check(params, request.wants_text)
         prompt = self._tokenizer.prompt(assignment)
-        check_prompt(prompt_field(request), prompt.tokens, self._vocab_size, self._max_model_len)
+        vocab_size, max_model_len = self.info.vocab_size, self.info.max_model_len
+        check_prompt(prompt_field(request), prompt.tokens, vocab_size, max_model_len)
         asked = EngineRequest.of(assignment, prompt)
         way = choose_way(
             params,
@@ -251,7 +243,7 @@ class VllmEngine:
         if self._asleep:
             raise Unsupported(f"the engine sleeps, at level {self._asleep}; wake it first")
         self._link.call("exchange_weights", path)
-        self._weights = path
+        self.info = replace(self.info, weights=path)
 
     def close(self) -> None:
         """Unload the model and free the device; idempotent."""

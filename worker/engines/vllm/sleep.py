@@ -8,16 +8,20 @@ the weights from their files again: otherwise it generates nonsense (vLLM issue 
 
 from __future__ import annotations
 
+import ctypes
 import logging
-from collections.abc import Mapping
-from typing import Final
+import mmap
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
+import torch
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.engine.core import EngineCore
 
 from worker.engines import Unsupported
-from worker.engines.host_pages import check_system, check_weights, release_cache, release_weights
+from worker.engines.vllm.warm_base import give_back
 from worker.models import ModelSpec
 
 log = logging.getLogger("tokenyard.worker.engines")
@@ -25,6 +29,11 @@ log = logging.getLogger("tokenyard.worker.engines")
 LEVELS: Final = (1, 2)
 #: From this level on, sleep drops the weights.
 _LOSES_WEIGHTS: Final = 2
+#: Attribute of a layer: a function that holds the weights packed by oneDNN.
+_PACKED: Final = "cpu_linear"
+#: Attribute of a model: names of its parameters, and of its layers with packed weights, that are
+#: gone until a reload.
+_AWAY: Final = "_tokenyard_away"
 
 
 def can_sleep(spec: ModelSpec) -> bool:
@@ -101,3 +110,81 @@ def remove_adapters(engine: EngineCore, adapters: Adapters) -> None:
     """Unload all adapters; they can be added again."""
     for request in adapters.values():
         engine.remove_lora(request.lora_int_id)
+
+
+# Returns the memory of a model to the operating system, on a host without a GPU.
+#
+# vLLM's CPU worker ignores vLLM's sleep mode. These functions run in each rank, with its worker.
+# They release pages in place (Linux: ``MADV_DONTNEED``): addresses stay valid and read as zeros
+# until they are written. Pages at the ends of a tensor stay, because other data may share them.
+
+
+def check_system() -> None:
+    """Raise `Unsupported` if this system cannot release pages."""
+    if sys.platform != "linux":
+        raise Unsupported("an engine on a CPU sleeps on Linux only; unload the model instead")
+
+
+def release_cache(worker: Any) -> None:
+    """Release the pages of the KV cache; the caller must clear its prefix cache."""
+    for tensor in _tensors(worker.model_runner.kv_caches):
+        _release(tensor)
+
+
+def release_weights(worker: Any) -> None:
+    """Release the pages of the weights; reload them before use, then call `check_weights`.
+
+    Drops the functions in which linear layers keep packed weights. Keeps parameters that are all
+    zeros, as a rank's share of a small vocabulary can be: a reload finds nothing for them.
+    """
+    model = worker.model_runner.get_model()
+    parameters = {name: each for name, each in model.named_parameters() if each.any()}
+    packed = {name: layer for name, layer in model.named_modules() if _is_packed(layer)}
+    for layer in packed.values():
+        delattr(layer, _PACKED)
+    for parameter in parameters.values():
+        _release(parameter)
+    setattr(model, _AWAY, (list(parameters), list(packed)))
+    give_back()
+
+
+def check_weights(worker: Any) -> None:
+    """Raise `RuntimeError` if vLLM's reload has not restored all released weights."""
+    model = worker.model_runner.get_model()
+    released, unpacked = vars(model).pop(_AWAY)
+    parameters, layers = dict(model.named_parameters()), dict(model.named_modules())
+    lost: list[str] = [name for name in released if not parameters[name].any()]
+    lost += [name for name in unpacked if not hasattr(layers[name], _PACKED)]
+    if lost:
+        raise RuntimeError(
+            f"{len(lost)} parts have no weights after the reload, {lost[0]} first; load it again"
+        )
+
+
+def _is_packed(layer: torch.nn.Module) -> bool:
+    """Whether the layer has packed weights that are not all zeros."""
+    if _PACKED not in vars(layer):
+        return False
+    weight: torch.Tensor | None = getattr(layer, "weight", None)
+    return weight is None or not weight.numel() or bool(weight.any())
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a nested list."""
+    if isinstance(found, torch.Tensor):
+        yield found
+        return
+    for each in found:
+        yield from _tensors(each)
+
+
+def _release(tensor: torch.Tensor) -> None:
+    storage = tensor.untyped_storage()
+    first = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last <= first:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    length = ctypes.c_size_t(last - first)
+    if libc.madvise(ctypes.c_void_p(first), length, mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "pages of a model cannot be given back")
