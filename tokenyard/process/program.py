@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
-import logging
 import os
 import re
 import sys
@@ -23,9 +22,9 @@ import redis
 from click.core import ParameterSource
 from setproctitle import setproctitle
 
-from tokenyard.broker.log_throttle import throttle_errors
 from tokenyard.broker.url import CREDENTIALS
 from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.process.logs import start_logging
 from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, broker_url
 from tokenyard.process.settings_options import settings_options
 from tokenyard.process.threads import end_with_threads
@@ -50,7 +49,6 @@ from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.settings import CoordinatorSettings, ProgramSettings, WorkerSettings
 from tokenyard.protocol.texts import harmless, nearest
-from tokenyard.telemetry import logs
 
 REDIS_URL_HELP: Final = (
     "URL of the broker: redis:// or unix://; rediss:// with TLS; redis+sentinel:// and"
@@ -382,13 +380,6 @@ def program(
 
 def _prefix(name: str) -> str:
     return f"TOKENYARD_{name.upper()}"
-
-
-def start_logging(redis_url: str, *, debug: bool = False) -> None:
-    """Log to standard error, in the one form that `tokenyard up` reads."""
-    logs.start(logging.DEBUG if debug else logging.INFO)
-    if not debug:
-        throttle_errors(redis_url)
 
 
 # Environment variables with misspelt names.

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from tokenyard import clock
-from tokenyard.broker.log_throttle import throttle_errors
+from tokenyard.process.logs import throttle_errors
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry.tracing import Tracer
