@@ -15,7 +15,7 @@ import redis
 
 from tests.test_architecture import PACKAGES, ROOT
 from tokenyard.protocol.keys import Keys
-from tokenyard.scripts import answers, calls, client, control, leader, worker
+from tokenyard.scripts import answers, calls, client, leader, worker
 
 LUA = Path(str(resources.files("tokenyard"))) / "scripts" / "lua"
 NAMES = sorted(path.stem for path in LUA.glob("*.lua"))
@@ -115,7 +115,7 @@ def method_of(name: str) -> ast.FunctionDef:
     """The only function in tokenyard.scripts that names this file."""
     found = [
         function
-        for module in (client, control, leader, worker)
+        for module in (client, leader, worker)
         for function in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(function, ast.FunctionDef)
         and any(

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tokenyard.protocol.control import Acknowledgement
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply, Usage, code_of, encode_cached
 from tokenyard.protocol.wire import Assignment, ReplyKind
@@ -63,6 +64,12 @@ class WorkerScripts(Caller):
     def publish_host(self, host: HostInfo) -> None:
         """Publish the models of a host; a plain command, which a server without memory refuses."""
         self.yard.connection.hset(self.keys.hosts, host.name, encode_host(host))
+
+    def acknowledge(self, command_id: str, acknowledgement: Acknowledgement) -> None:
+        """Report the outcome of a command at one worker, and wake the leader."""
+        keys = [self.keys.acks(command_id), self.keys.events]
+        packed = msgspec.json.encode(acknowledgement)
+        self._run("acknowledge", keys, [acknowledgement.worker, packed])
 
     def hand_back(
         self,
