@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
 from gateway.announcements import ModelProfile, OwnRules, read_hosts
-from tokenyard.protocol.bridge_settings import BridgedTask, BridgeSettings
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.gateway_settings import BridgedTask, BridgeSettings
 from tokenyard.protocol.serve_args import OF_ENGINE
 from tokenyard.protocol.worker_info import decode_workers
 

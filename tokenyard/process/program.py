@@ -28,7 +28,6 @@ from tokenyard.process.logs import start_logging
 from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, broker_url
 from tokenyard.process.settings_options import settings_options
 from tokenyard.process.threads import end_with_threads
-from tokenyard.protocol.bridge_settings import BridgeSettings
 from tokenyard.protocol.errors import (
     BadInput,
     DeadlineUnmeetable,
@@ -44,7 +43,7 @@ from tokenyard.protocol.errors import (
     UnknownRequest,
     WaitTimeout,
 )
-from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.gateway_settings import BridgeSettings, GatewaySettings
 from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.settings import CoordinatorSettings, ProgramSettings, WorkerSettings
@@ -385,13 +384,13 @@ def _prefix(name: str) -> str:
 # Environment variables with misspelt names.
 
 _PREFIX: Final = "TOKENYARD_"
-#: Prefix and settings of each program that reads its settings from variables.
-_PROGRAMS: Final = {
-    "coordinator": ("TOKENYARD_COORDINATOR_", CoordinatorSettings),
-    "worker": ("TOKENYARD_WORKER_", WorkerSettings),
-    "gateway": ("TOKENYARD_GATEWAY_", GatewaySettings),
-    "board": ("TOKENYARD_BOARD_", BoardSettings),
-    "bridge": ("TOKENYARD_BRIDGE_", BridgeSettings),
+#: Settings of each program that reads them from variables.
+_PROGRAMS: Final[Mapping[str, type[ProgramSettings]]] = {
+    "coordinator": CoordinatorSettings,
+    "worker": WorkerSettings,
+    "gateway": GatewaySettings,
+    "board": BoardSettings,
+    "bridge": BridgeSettings,
 }
 #: Variables of all programs.
 _COMMON: Final = (URL_VARIABLE, *CREDENTIALS, YARD_VARIABLE, "TOKENYARD_OPERATOR")
@@ -408,13 +407,13 @@ _OF_SERVICES: Final = re.compile(
 
 def variables_of(program: str) -> list[str]:
     """The variables of one program."""
-    prefix, settings = _PROGRAMS[program]
-    fields = (field.name for field in dataclasses.fields(settings))
-    return [f"{prefix}{name.upper()}" for name in fields if name not in {"redis_url", "yard"}]
+    fields = (field.name for field in dataclasses.fields(_PROGRAMS[program]))
+    names = (name for name in fields if name not in {"redis_url", "yard"})
+    return [f"{_prefix(program)}_{name.upper()}" for name in names]
 
 
-def misspelt(environment: Mapping[str, str], programs: Collection[str] = ()) -> list[str]:
-    """A message for each variable that is similar to one of ``programs``, or of all programs.
+def misspelt(environment: Mapping[str, str], programs: Collection[str]) -> list[str]:
+    """A message for each variable that is similar to one of ``programs``, or to a common one.
 
     Variables of other programs and of Kubernetes are ignored, and so are names without a similar
     one.
@@ -428,7 +427,7 @@ def misspelt(environment: Mapping[str, str], programs: Collection[str] = ()) -> 
 
 def unknown(environment: Mapping[str, str], programs: Collection[str]) -> list[str]:
     """A message for each variable with the prefix of ``programs`` that is not similar to any."""
-    prefixes = tuple(_PROGRAMS[program][0] for program in programs)
+    prefixes = tuple(f"{_prefix(program)}_" for program in programs)
     return [
         f"nothing reads the variable {name}"
         for name in _unread(environment)
@@ -439,7 +438,7 @@ def unknown(environment: Mapping[str, str], programs: Collection[str]) -> list[s
 def _similar(name: str, programs: Collection[str]) -> str:
     """The similar variable; prefixes do not count."""
     for program in programs:
-        prefix = _PROGRAMS[program][0]
+        prefix = f"{_prefix(program)}_"
         if name.startswith(prefix):
             return _nearest_after(prefix, name, variables_of(program), 0.6)
     known = [*_COMMON, *(one for program in programs for one in variables_of(program))]
