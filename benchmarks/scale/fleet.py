@@ -27,7 +27,7 @@ import hiredis
 import msgspec
 
 from tokenyard.broker.connection import open_connection
-from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.process.interpreter import collect_seldom
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_assignment

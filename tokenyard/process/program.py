@@ -23,11 +23,10 @@ from click.core import ParameterSource
 from setproctitle import setproctitle
 
 from tokenyard.broker.url import CREDENTIALS
-from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.process.interpreter import collect_seldom, end_with_threads
 from tokenyard.process.logs import start_logging
 from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, broker_url
 from tokenyard.process.settings_options import settings_options
-from tokenyard.process.threads import end_with_threads
 from tokenyard.protocol.errors import (
     BadInput,
     DeadlineUnmeetable,

@@ -12,8 +12,7 @@ from multiprocessing.connection import Connection
 from setproctitle import setproctitle
 
 from tokenyard.process import logs
-from tokenyard.process.gc_tuning import collect_seldom
-from tokenyard.process.threads import deepen_main, end_with_threads
+from tokenyard.process.interpreter import collect_seldom, deepen_main, end_with_threads
 
 
 def start_process(title: str, log_level: int, output: Connection) -> None:
