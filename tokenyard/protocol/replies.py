@@ -228,6 +228,9 @@ def to_delta(reply: Reply) -> Delta:
 
 def to_result(reply: Reply) -> Result:
     """A result with everything in it decoded."""
+    structured: dict[str, Any] = {
+        name: decode(text) for name, decode in _STRUCTURED.items() if (text := getattr(reply, name))
+    }
     return Result(
         id=reply.id,
         status=reply.status or "failed",
@@ -235,22 +238,8 @@ def to_result(reply: Reply) -> Result:
         seq=reply.seq,
         text=reply.text,
         finish_reason=reply.finish_reason,
-        stop_reason=_STRUCTURED["stop_reason"](reply.stop_reason) if reply.stop_reason else None,
-        usage=_STRUCTURED["usage"](reply.usage) if reply.usage else None,
-        error=_STRUCTURED["error"](reply.error) if reply.error else None,
-        provenance=_STRUCTURED["provenance"](reply.provenance) if reply.provenance else None,
-        timing=_STRUCTURED["timing"](reply.timing) if reply.timing else None,
-        logprobs=_STRUCTURED["logprobs"](reply.logprobs) if reply.logprobs else None,
-        prompt_logprobs=_STRUCTURED["prompt_logprobs"](reply.prompt_logprobs)
-        if reply.prompt_logprobs
-        else None,
-        choices=_STRUCTURED["choices"](reply.choices) if reply.choices else None,
         data=reply.data,
-        shapes=_STRUCTURED["shapes"](reply.shapes) if reply.shapes else None,
-        errors=_STRUCTURED["errors"](reply.errors) if reply.errors else None,
-        input_tokens=_STRUCTURED["input_tokens"](reply.input_tokens)
-        if reply.input_tokens
-        else None,
+        **structured,
     )
 
 
