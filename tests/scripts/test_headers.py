@@ -30,12 +30,8 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
     "bury": answers.Answered,
     "emit": answers.Published,
     "finish": answers.Published,
-    "settle_cancelled": answers.Settled,
-    "renew": answers.Renewed,
     "cancel": answers.Cancelled,
     "hand_back": answers.HandedBack,
-    "request_cancel": answers.CancelRequested,
-    "reconcile": answers.Reconciled,
     "transfer": answers.Transferred,
 }
 #: Scripts name a success after their action, enums by one word for all their scripts.
@@ -43,6 +39,10 @@ SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
 CONSTANTS: dict[str, dict[str, int]] = {
     "rescue": {"HELD": leader.RESCUE_HELD},
     "acquit": {"ACQUITTED": True, "CHANGED": False},
+    "settle_cancelled": {"SETTLED": True, "STALE": False},
+    "renew": {"HELD": True, "LOST": False},
+    "request_cancel": {"REQUESTED": True, "FULL": False},
+    "reconcile": {"ENDED": True, "STAYS": False},
     "retire": {"UNKNOWN": worker.RETIRE_UNKNOWN},
     "recognize": {},
     "record": {"RECORDED": 1, "NOT_LEADER": 0},

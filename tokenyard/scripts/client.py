@@ -22,7 +22,7 @@ from tokenyard.protocol.wire import (
     prompt_value,
     template_of,
 )
-from tokenyard.scripts.answers import Acceptance, Cancelled, CancelRequested, Submitted
+from tokenyard.scripts.answers import Acceptance, Cancelled, Submitted
 from tokenyard.scripts.calls import Arg, Call, Caller, LostLeadership
 
 #: A client with requests that end with it renews its lease three times in this time.
@@ -137,10 +137,13 @@ def probe(keys: Keys) -> Call[int]:
     return Call("probe", [keys.intake("retry")], [], int)
 
 
-def request_cancel(keys: Keys, client: str, request_id: str) -> Call[CancelRequested]:
-    """Ask the leader to cancel a request, for a client without permission to `cancel`."""
+def request_cancel(keys: Keys, client: str, request_id: str) -> Call[bool]:
+    """Ask the leader to cancel a request, for a client without permission to `cancel`.
+
+    Returns False where too many cancels of the client wait.
+    """
     args: list[Arg] = [client, request_id, MOST_CANCELS, CANCEL_TTL_S]
-    return Call("request_cancel", [keys.cancels(client), keys.cancelling], args, CancelRequested)
+    return Call("request_cancel", [keys.cancels(client), keys.cancelling], args, bool)
 
 
 def attend(

@@ -19,7 +19,7 @@ from tokenyard import clock
 from tokenyard.broker.outage import Outage
 from tokenyard.protocol.worker_info import HostInfo, WorkerInfo, WorkerTotals, encode_worker
 from tokenyard.scripts import Scripts
-from tokenyard.scripts.answers import Renewed, Why
+from tokenyard.scripts.answers import Why
 
 log = logging.getLogger("tokenyard.worker.membership")
 
@@ -110,9 +110,9 @@ class Membership:
             entries, host = list(self._entries.items()), self._host
             self._is_counted = False
         packed = [(worker, self._packed(entry)) for worker, entry in entries]
-        codes = self._scripts.renew(self._lease_ms, packed) if packed else []
-        for (worker, _), code in zip(entries, codes, strict=True):
-            if code is Renewed.LOST:
+        held = self._scripts.renew(self._lease_ms, packed) if packed else []
+        for (worker, _), is_held in zip(entries, held, strict=True):
+            if not is_held:
                 self.forget(worker)
                 self._on_lost(worker)
         if host:
