@@ -202,7 +202,16 @@ class PlainGroup(click.Group, PlainCommand):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Also ``--json``, which it passes on; commands have one of their own, or none."""
-        return [*super().get_params(ctx), *([] if ctx.parent is None else [_json_of_group()])]
+        own = super().get_params(ctx)
+        if ctx.parent is None:
+            return own
+        as_json = ["--json", "as_json"]
+        return [
+            *own,
+            click.Option(
+                as_json, is_flag=True, hidden=True, expose_value=False, callback=_override
+            ),
+        ]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -273,12 +282,6 @@ def yard_value(_: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 Callback = Callable[[click.Context, click.Parameter, Any], Any]
-
-
-def _json_of_group() -> click.Option:
-    return click.Option(
-        ["--json", "as_json"], is_flag=True, hidden=True, expose_value=False, callback=_override
-    )
 
 
 def yard_options(

@@ -53,8 +53,6 @@ _PATH = re.compile(r"`\$([^`]*)`")
 UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 #: Fields for chats only.
 _CHAT_FIELDS: Final = frozenset(name.encode() for name in wire.ChatOptions.__struct_fields__)
-#: The fields of which a request has exactly one.
-PROMPTS: Final = ("tokens", "prompt", "messages", "inputs")
 _params_decoder = ForeignJson[wire.SamplingParams](wire.SamplingParams)
 _pooling_decoder = ForeignJson[wire.PoolingParams](wire.PoolingParams)
 _media_decoder = ForeignJson[dict[str, list[str]]](dict[str, list[str]])
@@ -188,7 +186,7 @@ def parse_content(fields: Mapping[bytes, bytes]) -> tuple[str, bytes]:
 
     Raises `InvalidRequest`.
     """
-    for name in PROMPTS:
+    for name in wire.PROMPTS:
         value = fields.get(name.encode())
         if value is not None:
             return name, read_tokens(fields) if name == "tokens" else value
@@ -487,10 +485,10 @@ def _parse_body(
     version = read_integer(fields, "v", wire.WIRE_VERSION, 1, 2**31)
     if version != wire.WIRE_VERSION:
         raise InvalidRequest("v", f"this yard speaks version {wire.WIRE_VERSION}, not {version}")
-    given = [name for name in PROMPTS if name.encode() in fields]
+    given = [name for name in wire.PROMPTS if name.encode() in fields]
     if len(given) != 1:
         raise InvalidRequest(
-            "prompt", f"give exactly one of {', '.join(PROMPTS)}, not {given or 'none'}"
+            "prompt", f"give exactly one of {', '.join(wire.PROMPTS)}, not {given or 'none'}"
         )
     task = read_task(fields)
     reasoning_ended, reasoning_parser_kwargs = parse_reasoning(fields)
