@@ -56,7 +56,6 @@ WITHOUT_CODES = {
     "acknowledge",
     "astray",
     "attend",
-    "collect",
     "command",
     "configure",
     "lead",
@@ -64,7 +63,6 @@ WITHOUT_CODES = {
     "probe",
     "register",
     "requeue",
-    "settle",
     "signal",
     "stand_by",
     "watch_clients",
@@ -121,8 +119,7 @@ def method_of(name: str) -> ast.FunctionDef:
         and any(
             isinstance(node, ast.Call)
             and any(isinstance(arg, ast.Constant) and arg.value == name for arg in node.args)
-            and ast.unparse(node.func)
-            in ("self._run", "self._run_as_leader", "Call", "self._published")
+            and ast.unparse(node.func) in ("self._run", "self._run_as_leader", "Call")
             for node in ast.walk(function)
         )
     ]

@@ -9,8 +9,6 @@ from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.protocol.wire import pack_tokens
 from tokenyard.scripts.answers import Published
 
-NOT_LEADER = -1
-
 
 def recognize(yard: PlayedYard, server: str, *, was_replica: bool = False) -> int:
     return yard.scripts.recognize(yard.token, server, was_replica=was_replica)
