@@ -21,6 +21,7 @@ from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.media import MODALITIES, NAME
 from tokenyard.protocol.sampling import why_unknown
+from tokenyard.protocol.streams import digits
 from tokenyard.protocol.texts import did_you_mean
 
 T = TypeVar("T")
@@ -299,7 +300,6 @@ def check_ids(packed: bytes) -> bytes:
 
 #: A server id, "<intake>/<intake entry>".
 _SID = re.compile(rb"[a-z]{1,10}(:[A-Za-z0-9_.:@-]{1,90})?/[0-9]{1,20}-[0-9]{1,20}")
-_LONGEST_COUNT: Final = 10  # digits
 _EPOCH = re.compile(rb"[0-9]{1,19}")
 #: Fields that are ignored in ``common``.
 _NOT_COMMON: Final = wire.SYSTEM_FIELDS | {b"common"}
@@ -593,6 +593,4 @@ def parse_assignment(
 
 def _count(text: bytes | None) -> int | None:
     """A count, 0 where the field is missing; None where it is invalid."""
-    if text is None:
-        return 0
-    return int(text) if text.isdigit() and len(text) < _LONGEST_COUNT else None
+    return 0 if text is None else digits(text)

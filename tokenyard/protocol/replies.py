@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from tokenyard.protocol.errors import Code, reused
+from tokenyard.protocol.streams import digits
 from tokenyard.protocol.wire import Refused, Request, unpack_tokens
 
 Status = Literal["completed", "failed", "cancelled", "expired"]
@@ -282,10 +283,6 @@ def split_result(result: Result, count: int) -> list[Result]:
 _FLOAT_BYTES: Final = 4
 
 
-#: Digits of a number of tokens; a ledger may be hostile.
-_LONGEST_COUNT: Final = 10
-
-
 def encode_cached(reply: Reply) -> str:
     """What the first delta of a stream says of the prefix cache, as the ledger keeps it."""
     created = reply.created_cache_tokens
@@ -293,12 +290,12 @@ def encode_cached(reply: Reply) -> str:
 
 
 def decode_cached(kept: bytes | None) -> tuple[int | None, int | None]:
-    """The tokens of the prompt that were cached, and that came to be; None where unknown."""
+    """The tokens of the prompt that were cached, and that came to be; None where unknown.
+
+    A ledger may be hostile.
+    """
     cached, _, created = (kept or b"").partition(b" ")
-    return (
-        int(cached) if cached.isdigit() and len(cached) < _LONGEST_COUNT else None,
-        int(created) if created.isdigit() and len(created) < _LONGEST_COUNT else None,
-    )
+    return digits(cached), digits(created)
 
 
 def refusal(
