@@ -41,7 +41,7 @@ _PROMPTS: Final = frozenset(name.encode() for name in wire.PROMPTS)
 #: Longest fields whose parsed form is cached.
 _LONGEST_KEPT: Final = 4096
 
-_KINDS: Final = {name: f"\0{name}\0".encode() for name in wire.PROMPTS}
+_KINDS: Final[Mapping[str, bytes]] = {name: f"\0{name}\0".encode() for name in wire.PROMPTS}
 
 _sorted = msgspec.json.Encoder(order="sorted").encode
 
