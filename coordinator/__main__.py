@@ -60,7 +60,7 @@ def run(settings: CoordinatorSettings) -> int:
     # Late, so that `tokenyard --help`, which lists this command, stays quick.
     from coordinator.coordinator import Coordinator
 
-    return Coordinator(settings, ServiceManager.of(os.environ)).run()
+    return Coordinator(settings, ServiceManager(os.environ)).run()
 
 
 main = program("coordinator", CoordinatorSettings, run, texts=TEXTS)

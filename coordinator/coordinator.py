@@ -62,7 +62,7 @@ class Coordinator:
     ) -> None:
         """``manager`` is notified of its progress."""
         self._settings = settings
-        self._manager = manager or ServiceManager()
+        self._manager = manager or ServiceManager({})
         self._health = Health(settings.liveness_timeout_s)
         self._is_stopped = False
         self._ready = threading.Event()

@@ -15,8 +15,13 @@ import uvloop
 from gateway.http.errors import GatewayError, is_of_messages, messages_error
 from tokenyard.broker.tasks import first_of
 from tokenyard.process.extras import how_to_install
-from tokenyard.process.http_connection import BoundedConnection
-from tokenyard.process.http_server import HttpServer, address, exit_after, listen
+from tokenyard.process.http_server import (
+    BoundedConnection,
+    HttpServer,
+    address,
+    exit_after,
+    listen,
+)
 from tokenyard.process.program import Exit
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.telemetry.endpoint import Endpoint
@@ -155,13 +160,13 @@ async def _stop_on_signal(
         loop.add_signal_handler(number, on_signal)
     await stop.wait()
     log.info("stopping: answers under way may finish for %g s", settings.grace_s)
-    exit_after(settings.grace_s + _EXIT_S, Exit.OK)
+    exit_after(settings.grace_s + _EXIT_S)
     app.drain()
     probes.stopping()
     await first_of(app.drained(settings.grace_s), hurry.wait())
     if hurry.is_set():
         log.info("stopping immediately")
-        exit_after(_EXIT_S, Exit.OK)
+        exit_after(_EXIT_S)
     await app.interrupt(_CUT_S)
     server.cut()
     await app.drained(_CUT_S)

@@ -146,21 +146,6 @@ def test_a_package_shows_at_most_14_names(package: str) -> None:
     assert 1 < len(names) <= 14, sorted(names)
 
 
-def test_every_script_has_a_caller_and_every_include_a_script() -> None:
-    folder = ROOT / "tokenyard" / "scripts" / "lua"
-    rooms = (ROOT / "tokenyard" / "scripts").glob("*.py")
-    trees = [ast.parse(room.read_text(encoding="utf-8")) for room in rooms]
-    nodes = (node for tree in trees for node in ast.walk(tree))
-    named = {node.value for node in nodes if isinstance(node, ast.Constant)}
-    texts = {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.lua")}
-    assert texts.keys() <= named
-    includes = {file: file.read_text(encoding="utf-8") for file in folder.glob("include/*.lua")}
-    everything = "".join((*texts.values(), *includes.values()))
-    for include in includes:
-        line = f"-- @include {include.stem}\n"
-        assert line in everything, f"nobody includes {include.name}"
-
-
 def test_no_test_is_forgotten() -> None:
     """Each test is run by `make test` or `make test-long`, whatever its folder and its marks."""
     gate = {mark for mark, _ in selections("test")}

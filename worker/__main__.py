@@ -72,7 +72,7 @@ def run(settings: WorkerSettings) -> int:
     # A late import keeps `tokenyard --help`, which lists this command, fast.
     from worker.host.controller import Controller
 
-    return Controller(settings, ServiceManager.of(os.environ)).run()
+    return Controller(settings, ServiceManager(os.environ)).run()
 
 
 main = program("worker", WorkerSettings, run, texts=TEXTS)

@@ -17,10 +17,10 @@ import msgspec
 from msgspec import Meta
 
 from tokenyard.process.home import expanded
-from tokenyard.process.toml_file import read_toml
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.serve_args import MAX_TEMPLATE_BYTES, OF_ENGINE, REFUSED
 from tokenyard.protocol.serve_args import TAKEN as SERVE_ARGS
+from tokenyard.protocol.settings import read_toml
 from tokenyard.protocol.texts import did_you_mean
 from tokenyard.protocol.wire import SamplingParams
 

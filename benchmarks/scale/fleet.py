@@ -27,7 +27,7 @@ import hiredis
 import msgspec
 
 from tokenyard.broker.connection import open_connection
-from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.process.interpreter import collect_seldom
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.parse import parse_assignment
@@ -42,7 +42,7 @@ from tokenyard.protocol.worker_info import (
 )
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
-from tokenyard.scripts.answers import Publication, Published, Renewed
+from tokenyard.scripts.answers import Publication, Published
 from worker.host.membership import lane_limit
 from worker.process.stream_reader import COUNT
 
@@ -173,8 +173,8 @@ class PlayedHost:
         pause_s = _COUNT_S if finished != self._shown else _RENEW_S
         if now - self._renewed_at < pause_s:
             return
-        codes = self._scripts.renew(LEASE_MS, [(one.worker, one.entry()) for one in self.workers])
-        if any(code is not Renewed.HELD for code in codes):
+        held = self._scripts.renew(LEASE_MS, [(one.worker, one.entry()) for one in self.workers])
+        if not all(held):
             raise RuntimeError(f"{self._info.name}: a lease was lost")
         self._scripts.publish_host(self._info)
         self._renewed_at, self._shown = now, finished

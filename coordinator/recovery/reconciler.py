@@ -25,7 +25,7 @@ from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, split_intake
 from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass
 from tokenyard.protocol.texts import counted
 from tokenyard.scripts import Scripts
-from tokenyard.scripts.answers import LedgerScan, LostRequest, Reconciled
+from tokenyard.scripts.answers import LedgerScan, LostRequest
 
 log = logging.getLogger("tokenyard.coordinator.reconciler")
 
@@ -149,10 +149,10 @@ class LedgerReconciler:
     def _end(self, token: str, lost: Sequence[LostRequest]) -> None:
         if not lost:
             return
-        codes = self._scripts.reconcile(token, lost)
-        for one, code in zip(lost, codes, strict=True):
+        ended = self._scripts.reconcile(token, lost)
+        for one, has_ended in zip(lost, ended, strict=True):
             self._missed.pop(one, None)
-            if code is Reconciled.ENDED:
+            if has_ended:
                 self._note(one)
         self._hurries = True
 

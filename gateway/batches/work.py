@@ -16,7 +16,7 @@ from tokenyard.batch.opening import OpenJob
 from tokenyard.batch.rq.jobs import JobOrder
 from tokenyard.batch.rq.work import WorkerContext, carry_out
 from tokenyard.process.extras import why_no_gateway
-from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.process.interpreter import collect_seldom
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.texts import pip_install
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tokenyard.process.extras import refuse
-from tokenyard.protocol.bridge_settings import BridgeSettings
+from tokenyard.protocol.gateway_settings import BridgeSettings
 
 try:
     import click

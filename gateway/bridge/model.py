@@ -10,8 +10,8 @@ from typing import Any, Final, get_args
 from gateway.announcements import ModelProfile, OwnRules, read_hosts
 from tokenyard import clock
 from tokenyard.broker.connection import open_connection, translated
-from tokenyard.protocol.bridge_settings import BridgedTask, BridgeSettings
 from tokenyard.protocol.errors import SettingsError, TokenyardError
+from tokenyard.protocol.gateway_settings import BridgedTask, BridgeSettings
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.serve_args import OF_ENGINE
 from tokenyard.protocol.worker_info import decode_workers

@@ -20,8 +20,8 @@ from gateway.queue.yard import YardQueue
 from tokenyard.process.extras import why_no_board
 from tokenyard.process.program import Exit
 from tokenyard.process.running import default_data_dir
-from tokenyard.protocol.bridge_settings import BridgeSettings
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.gateway_settings import BridgeSettings
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
 

@@ -27,8 +27,8 @@ from tokenyard.process.extras import installed_vllm
 from tokenyard.process.owned_folder import owned_folder
 from tokenyard.process.program import Exit
 from tokenyard.process.running import URL_VARIABLE, YARD_VARIABLE
-from tokenyard.protocol.bridge_settings import BridgeSettings
 from tokenyard.protocol.errors import PermanentError, SettingsError, StartFailed
+from tokenyard.protocol.gateway_settings import BridgeSettings
 from tokenyard.protocol.wire import GENERATE
 
 log = logging.getLogger("tokenyard.bridge")

@@ -28,7 +28,7 @@ from gateway.frontend.side import at_home, each_at_home, end_turn, tell_home
 from gateway.http.context import RequestContext, current
 from gateway.http.errors import GatewayError, of_result, unavailable
 from gateway.queue.pooling import wire_input, wire_pooling
-from tokenyard.process.threads import run_deep
+from tokenyard.process.interpreter import run_deep
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.media import Media
 from tokenyard.protocol.replies import Result, to_result

@@ -40,7 +40,7 @@ from gateway.frontend.pooling import check_path
 from gateway.http.context import CURRENT
 from gateway.http.errors import GatewayError, unavailable
 from tokenyard import clock
-from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.process.interpreter import collect_seldom
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES
 

@@ -19,10 +19,10 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.cli import main
+from tokenyard.process.logs import HarmlessFormatter
 from tokenyard.protocol.replies import ErrorInfo, Reply, encode_reply, json_text
 from tokenyard.protocol.texts import harmless, harmless_json, printable
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, encode_host
-from tokenyard.telemetry.logs import HarmlessFormatter
 
 #: Colours, a title, a bell, line breaks, right-to-left text, and C1's own escape.
 EVIL = "\x1b[31m\x1b]0;title\x07\r\nFORGED: line\n\u202edlrow\u2066 \x9b2J \x00\x7f \u2028FORGED"

@@ -118,10 +118,6 @@ class TestCancel:
         assert handle.wait().status == "completed"
         assert not yard.connection.exists(yard.keys.cancelling, yard.keys.cancels(client.client_id))
 
-    def test_a_second_cancel_changes_nothing(self, yard: StandIn, new_client: NewClient) -> None:
-        handle = new_client().submit([1])
-        assert [handle.cancel(), handle.cancel()] == [Cancellation.CANCELLED, Cancellation.OVER]
-
     def test_cancel_of_an_unknown_id_comes_before_its_arrival(
         self, yard: StandIn, cancelling: NewClient
     ) -> None:

@@ -18,12 +18,6 @@ TASKS = 500
 MOST = DEFAULT_MAX_CONNECTIONS + 1
 
 
-def marked(url: str) -> tuple[str, str]:
-    """A URL whose connections have a client name, and that name."""
-    name = random_name("crowd")
-    return f"{url}?client_name={name}", name
-
-
 def connections(connection: redis.Redis, name: str) -> int:
     return sum(one["name"] == name for one in connection.client_list())
 
@@ -31,7 +25,8 @@ def connections(connection: redis.Redis, name: str) -> int:
 def test_many_tasks_submit_and_await_their_results_concurrently(
     redis_url: str, yard: StandIn, connection: redis.Redis, scripts: Scripts
 ) -> None:
-    url, name = marked(redis_url)
+    name = random_name("crowd")
+    url = f"{redis_url}?client_name={name}"
 
     async def scenario() -> list[str]:
         async with AsyncClient(url, scripts.keys.yard, result_timeout_s=WAIT_S) as client:

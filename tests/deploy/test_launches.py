@@ -33,8 +33,7 @@ from tests.support.servers import free_port
 from tests.support.vllm_rs import vllm_rs
 from tests.support.waiting import eventually
 from tokenyard import Client
-from tokenyard.protocol.bridge_settings import BridgeSettings
-from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.gateway_settings import BridgeSettings, GatewaySettings
 from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import WorkerSettings

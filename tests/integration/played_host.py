@@ -21,7 +21,6 @@ from tokenyard.protocol.control import (
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, WorkerInfo, encode_worker
 from tokenyard.scripts import Scripts
-from tokenyard.scripts.answers import Renewed
 
 ADDER = model_scope("adder")
 PAUSE = Order(signal="PAUSE")
@@ -44,7 +43,7 @@ class PlayedHost:
 
     def show(self, worker: str, **fields: object) -> None:
         self._infos[worker] = info = msgspec.structs.replace(self._infos[worker], **fields)
-        assert self._scripts.renew(LONG_MS, [(worker, encode_worker(info))]) == [Renewed.HELD]
+        assert self._scripts.renew(LONG_MS, [(worker, encode_worker(info))]) == [True]
 
     def obey(self, worker: str, given: SignalReceipt) -> None:
         self.show(worker, obeyed=given.ids[-1])

@@ -31,7 +31,7 @@ from tokenyard.doctor import check_server, gather
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
-from tokenyard.scripts.answers import Publication, Published, Renewed
+from tokenyard.scripts.answers import Publication, Published
 from tokenyard.scripts.calls import Call, command_of, load_scripts, script_names
 
 AWAY_S = 60.0
@@ -330,7 +330,7 @@ def test_a_slot_that_moves_fences_nobody_and_a_promotion_everybody(
         close_slot(keys.yard, source, promoted)
         # I expect the leader to notice, and no worker to be fenced;
         assert detector.check(yard.token)
-        assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.HELD]
+        assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [True]
         # `doctor` and a check of the server to look at that node, whichever the URL names first,
         keyless = gather(
             Yard(open_connection(f"redis+cluster://127.0.0.1:{old.port}"), keys, "redis://x")
@@ -342,7 +342,7 @@ def test_a_slot_that_moves_fences_nobody_and_a_promotion_everybody(
         ask(old, "CLUSTER", "FAILOVER")
         eventually(lambda: is_master(promoted, old))
         assert detector.check(yard.token)
-        assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.LOST]
+        assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [False]
 
 
 def is_master(asked: ServerWith, node: ServerWith) -> bool:

@@ -23,7 +23,7 @@ from tokenyard.protocol.replies import decode_cached, to_result
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
 from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
-from tokenyard.scripts.answers import Publication, Published, Settled
+from tokenyard.scripts.answers import Publication, Published
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import RequestError, TokenDelta
 from worker.process.outcomes import Aborted, Run, charged_name
@@ -380,7 +380,7 @@ class TestSettle:
         rig.publisher.settle(Aborted(run.entry, charged_name(run), finished(run.entry, [1])))
         call, left = rig.publisher._scripts.settle_cancelled, [1]
 
-        def settle(*args: Any) -> list[Settled]:
+        def settle(*args: Any) -> list[bool]:
             answer = call(*args)
             if left:
                 left.pop()

@@ -28,8 +28,6 @@ from tokenyard.scripts.answers import (
     Cancelled,
     HandedBack,
     Published,
-    Reconciled,
-    Settled,
 )
 from tokenyard.yard.letters import dead_letters
 
@@ -127,7 +125,7 @@ class TestCancel:
         assert told[1] == {b"cancel": assignment.entry.encode()}
         ledger = yard.ledger(assignment.request)
         assert "used" not in ledger
-        assert yard.scripts.settle_cancelled(worker, [generated(assignment, 9)]) == [Settled.STALE]
+        assert yard.scripts.settle_cancelled(worker, [generated(assignment, 9)]) == [False]
         assert yard.ledger(assignment.request) == ledger
 
     def test_request_whose_worker_cannot_be_told_pays_at_once(
@@ -158,7 +156,7 @@ class TestSettleCancelled:
         submit(yard)
         was = structs.replace(generated(assignment, 90), cached=4)
 
-        assert yard.scripts.settle_cancelled(worker, [was]) == [Settled.SETTLED]
+        assert yard.scripts.settle_cancelled(worker, [was]) == [True]
 
         assert service(yard) == TOKENS + 2 * 90
         assert line(yard)["acme"] == service(yard)
@@ -181,7 +179,7 @@ class TestSettleCancelled:
 
         again = yard.scripts.settle_cancelled(worker, [generated(assignment, 99)])
 
-        assert again == [Settled.STALE]
+        assert again == [False]
         assert (service(yard), usage(yard), counts(yard), yard.ledger(assignment.request)) == before
 
     def test_published_tokens_are_the_least_and_are_counted_once(
@@ -191,7 +189,7 @@ class TestSettleCancelled:
 
         # The engine had not begun with the first, in this attempt; the second was further.
         told = [generated(one, 0, None), generated(two, 5)]
-        assert yard.scripts.settle_cancelled(worker, told) == [Settled.SETTLED] * 2
+        assert yard.scripts.settle_cancelled(worker, told) == [True] * 2
 
         assert service(yard) == 2 * TOKENS + 2 * (2 + 5)
         assert usage(yard)["adder out"] == 2 + 5
@@ -223,7 +221,7 @@ class TestSettleCancelled:
         before = service(yard), usage(yard), yard.ledger(assignment.request)
 
         caller = "other.1" if fault == "worker" else worker
-        assert yard.scripts.settle_cancelled(caller, [told]) == [Settled.STALE]
+        assert yard.scripts.settle_cancelled(caller, [told]) == [False]
 
         assert (service(yard), usage(yard), yard.ledger(assignment.request)) == before
 
@@ -239,7 +237,7 @@ class TestSettleCancelled:
         assert usage(yard)["adder cancelled"] == usage(yard)["adder requests"] == 1
         assert counts(yard) == {}
         late = yard.scripts.settle_cancelled(worker, [generated(assignment, 0, None)])
-        assert late == [Settled.STALE]
+        assert late == [False]
 
     def test_a_request_without_a_tenant_pays_too_while_others_wait(
         self, yard: PlayedYard, worker: str
@@ -314,7 +312,7 @@ class TestEnds:
         yard.connection.xdel(yard.keys.lane(worker), assignment.entry)
 
         lost = yard.scripts.astray(0, 10_000_000).found
-        assert yard.scripts.reconcile(yard.token, lost) == [Reconciled.ENDED]
+        assert yard.scripts.reconcile(yard.token, lost) == [True]
 
         assert service(yard) == 2
         assert counts(yard) == {}
@@ -326,7 +324,7 @@ class TestEnds:
 
         lost = yard.scripts.astray(0, 10_000_000).found
         assert [one.where for one in lost] == ["normal:acme"]
-        assert yard.scripts.reconcile(yard.token, lost) == [Reconciled.ENDED]
+        assert yard.scripts.reconcile(yard.token, lost) == [True]
 
         assert line(yard) == counts(yard) == {}
 

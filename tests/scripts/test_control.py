@@ -22,16 +22,14 @@ def commands(yard: PlayedYard) -> list[tuple[str, Command | None]]:
     return [(entry.decode(), parse_command(fields)) for entry, fields in entries]
 
 
-def test_the_leader_writes_a_command(yard: PlayedYard) -> None:
-    command = yard.scripts.command(LOAD, yard.token)
+@pytest.mark.parametrize("is_leader", [True, False])
+def test_the_leader_commands_by_its_token_and_an_operator_without(
+    yard: PlayedYard, is_leader: bool
+) -> None:
+    if not is_leader:
+        yard.depose()
 
-    assert commands(yard) == [(command, LOAD)]
-
-
-def test_an_operator_needs_no_token(yard: PlayedYard) -> None:
-    yard.depose()
-
-    command = yard.scripts.command(LOAD)
+    command = yard.scripts.command(LOAD, yard.token if is_leader else "")
 
     assert commands(yard) == [(command, LOAD)]
 

@@ -15,7 +15,7 @@ import redis
 
 from tests.test_architecture import PACKAGES, ROOT
 from tokenyard.protocol.keys import Keys
-from tokenyard.scripts import answers, calls, client, control, leader, worker
+from tokenyard.scripts import answers, calls, client, leader, worker
 
 LUA = Path(str(resources.files("tokenyard"))) / "scripts" / "lua"
 NAMES = sorted(path.stem for path in LUA.glob("*.lua"))
@@ -30,12 +30,8 @@ ENUMS: dict[str, type[enum.IntEnum]] = {
     "bury": answers.Answered,
     "emit": answers.Published,
     "finish": answers.Published,
-    "settle_cancelled": answers.Settled,
-    "renew": answers.Renewed,
     "cancel": answers.Cancelled,
     "hand_back": answers.HandedBack,
-    "request_cancel": answers.CancelRequested,
-    "reconcile": answers.Reconciled,
     "transfer": answers.Transferred,
 }
 #: Scripts name a success after their action, enums by one word for all their scripts.
@@ -43,6 +39,10 @@ SUCCESS = {"ANSWERED": "DONE", "BURIED": "DONE", "FINISHED": "PUBLISHED"}
 CONSTANTS: dict[str, dict[str, int]] = {
     "rescue": {"HELD": leader.RESCUE_HELD},
     "acquit": {"ACQUITTED": True, "CHANGED": False},
+    "settle_cancelled": {"SETTLED": True, "STALE": False},
+    "renew": {"HELD": True, "LOST": False},
+    "request_cancel": {"REQUESTED": True, "FULL": False},
+    "reconcile": {"ENDED": True, "STAYS": False},
     "retire": {"UNKNOWN": worker.RETIRE_UNKNOWN},
     "recognize": {},
     "record": {"RECORDED": 1, "NOT_LEADER": 0},
@@ -56,7 +56,6 @@ WITHOUT_CODES = {
     "acknowledge",
     "astray",
     "attend",
-    "collect",
     "command",
     "configure",
     "lead",
@@ -64,7 +63,6 @@ WITHOUT_CODES = {
     "probe",
     "register",
     "requeue",
-    "settle",
     "signal",
     "stand_by",
     "watch_clients",
@@ -115,14 +113,13 @@ def method_of(name: str) -> ast.FunctionDef:
     """The only function in tokenyard.scripts that names this file."""
     found = [
         function
-        for module in (client, control, leader, worker)
+        for module in (client, leader, worker)
         for function in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(function, ast.FunctionDef)
         and any(
             isinstance(node, ast.Call)
             and any(isinstance(arg, ast.Constant) and arg.value == name for arg in node.args)
-            and ast.unparse(node.func)
-            in ("self._run", "self._run_as_leader", "Call", "self._published")
+            and ast.unparse(node.func) in ("self._run", "self._run_as_leader", "Call")
             for node in ast.walk(function)
         )
     ]

@@ -7,9 +7,7 @@ import pytest
 from tests.support.builders import worker_json
 from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.protocol.wire import pack_tokens
-from tokenyard.scripts.answers import Published, Renewed
-
-NOT_LEADER = -1
+from tokenyard.scripts.answers import Published
 
 
 def recognize(yard: PlayedYard, server: str, *, was_replica: bool = False) -> int:
@@ -31,7 +29,7 @@ def test_a_server_that_lost_nothing_fences_no_worker(
         recognize(yard, one)
 
     assert recognize(yard, server, was_replica=was_replica) == 0
-    assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [Renewed.HELD]
+    assert yard.scripts.renew(LONG_MS, [(worker, worker_json())]) == [True]
 
 
 def test_a_promoted_replica_revokes_every_lease(yard: PlayedYard) -> None:
@@ -49,7 +47,7 @@ def test_a_promoted_replica_revokes_every_lease(yard: PlayedYard) -> None:
     assert yard.events()[-1][b"event"] == b"gone"
     assert yard.emit(workers[0], running, [2], seq=1) is Published.LEASE_LOST
     renewed = yard.scripts.renew(LONG_MS, [(worker, worker_json()) for worker in workers])
-    assert renewed == [Renewed.LOST] * 2
+    assert renewed == [False] * 2
     # their requests to return with their published tokens and no counted crash,
     assert yard.rescue(workers[0]) == 0
     ((_, fields),) = yard.intake("retry")

@@ -32,7 +32,7 @@ from tests.scripts.model import (
 from tests.scripts.walk import LANE_LIMIT, SEEDS, Walk
 from tests.support.effort import examples
 from tests.support.servers import Server
-from tokenyard.scripts.answers import LostRequest, Reconciled, Renewed, Why
+from tokenyard.scripts.answers import LostRequest, Why
 from tokenyard.scripts.calls import LostLeadership
 from tokenyard.scripts.leader import RESCUE_HELD
 from tokenyard.scripts.worker import RETIRE_UNKNOWN
@@ -81,8 +81,8 @@ class WalkWithMishaps(Walk):
     def _renew(self, worker: str, lapse: bool) -> None:
         if lapse and self.workers[worker].holds:
             self.yard.expire(worker)
-        (code,) = self.scripts.renew(600_000, [(worker, b"{}")])
-        assert (code is Renewed.HELD) is self.workers[worker].holds
+        (is_held,) = self.scripts.renew(600_000, [(worker, b"{}")])
+        assert is_held is self.workers[worker].holds
 
     def _retire(self, worker: str, why: Why) -> None:
         life, on_lane = self.workers[worker], self.connection.xlen(self.yard.keys.lane(worker))
@@ -174,13 +174,13 @@ class WalkWithMishaps(Walk):
         by_name = sorted(look.found, key=lambda one: (one.client, one.request_id))
         claims = by_name + self._claims(seed)
         seed.shuffle(claims)
-        codes = self.scripts.reconcile(
+        ended = self.scripts.reconcile(
             self.token, claims, excess_tokens=look.queued_tokens - look.tokens
         )
-        for claim, code in zip(claims, codes[: len(claims)], strict=True):
+        for claim, has_ended in zip(claims, ended, strict=True):
             name = (claim.client, claim.request_id)
-            assert (code is Reconciled.ENDED) is (found.get(name) is claim)
-            if code is Reconciled.ENDED:
+            assert has_ended is (found.get(name) is claim)
+            if has_ended:
                 known = self.known[name]
                 known.result, known.running = ("failed", list(known.published)), None
         for tenant in set(TENANTS.values()):

@@ -7,7 +7,6 @@ import pytest
 from tests.support.builders import worker_json
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.worker_info import WorkerTotals
-from tokenyard.scripts.answers import Renewed
 from tokenyard.scripts.worker import RETIRE_UNKNOWN
 
 
@@ -42,7 +41,7 @@ def test_renewing_extends_the_lease_and_refreshes_the_roster(yard: PlayedYard) -
     worker = yard.worker(lease_ms=1_000)
     draining = worker_json("w", state="draining")
 
-    assert yard.scripts.renew(60_000, [(worker, draining)]) == [Renewed.HELD]
+    assert yard.scripts.renew(60_000, [(worker, draining)]) == [True]
 
     assert lease(yard, worker) > yard.now_ms + 50_000
     assert roster(yard)[worker] == draining
@@ -102,7 +101,7 @@ def test_the_renewal_of_a_lost_worker_wakes_no_leader(yard: PlayedYard, worker: 
 def test_expired_lease_may_be_renewed_before_its_rescue(yard: PlayedYard, worker: str) -> None:
     yard.expire(worker)
 
-    assert yard.scripts.renew(60_000, [(worker, b"{}")]) == [Renewed.HELD]
+    assert yard.scripts.renew(60_000, [(worker, b"{}")]) == [True]
     assert yard.scripts.rescue(yard.token, worker) == -2
 
 
@@ -112,7 +111,7 @@ def test_removed_lease_cannot_be_renewed(yard: PlayedYard, worker: str, how: str
     worker = yard.fence(worker, how)
     before = lease(yard, worker), roster(yard)
 
-    assert yard.scripts.renew(60_000, [(worker, b"new")]) == [Renewed.LOST]
+    assert yard.scripts.renew(60_000, [(worker, b"new")]) == [False]
     assert (lease(yard, worker), roster(yard)) == before
 
 
@@ -122,7 +121,7 @@ def test_a_lost_lease_does_not_affect_the_renewal_of_others(yard: PlayedYard) ->
 
     answers = yard.scripts.renew(60_000, [(one, info), ("nobody.1", info), (two, info)])
 
-    assert answers == [Renewed.HELD, Renewed.LOST, Renewed.HELD]
+    assert answers == [True, False, True]
     assert yard.scripts.renew(60_000, []) == []
 
 

@@ -14,8 +14,13 @@ from tokenyard import clock
 from tokenyard.board.app import Board
 from tokenyard.board.forms import ROOT
 from tokenyard.board.settings import BoardOptions
-from tokenyard.process.http_connection import BoundedConnection
-from tokenyard.process.http_server import HttpServer, address, exit_after, listen
+from tokenyard.process.http_server import (
+    BoundedConnection,
+    HttpServer,
+    address,
+    exit_after,
+    listen,
+)
 from tokenyard.process.program import Exit
 from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.telemetry.endpoint import Endpoint
@@ -60,7 +65,7 @@ async def _serve(settings: BoardSettings, board: Board, listener: socket.socket)
         """End in order: no stream, no new request; a second signal cuts immediately."""
         server.force_exit = server.should_exit
         server.should_exit = True
-        exit_after(settings.grace_s + _EXIT_S, Exit.OK)
+        exit_after(settings.grace_s + _EXIT_S)
         probes.stopping()
         board.end_streams()
 

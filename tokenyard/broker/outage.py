@@ -78,7 +78,7 @@ class Outage:
 def _message(error: Exception) -> object:
     """What is wrong, and what to do where the broker takes no writes.
 
-    Any other error stays an object, so that `tokenyard.broker.log_throttle` can add the broker.
+    Any other error stays an object, so that `tokenyard.process.logs` can add the broker.
     """
     what = refused_write(error)[1]
     return f"the broker {what}" if what else error

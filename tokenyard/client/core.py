@@ -31,7 +31,7 @@ from tokenyard.protocol.errors import (
 from tokenyard.protocol.keys import NAME_RULE, UNNAMED_PREFIX, Keys, is_name
 from tokenyard.protocol.replies import TERMINAL
 from tokenyard.scripts import client as scripts
-from tokenyard.scripts.answers import Cancelled, CancelRequested
+from tokenyard.scripts.answers import Cancelled
 from tokenyard.scripts.calls import Call
 
 #: Longest blocking read; also how long a gap in the replies may wait to be filled.
@@ -196,8 +196,8 @@ class ClientCore:
 
     def _ask_leader(self, request_id: str) -> Steps[None]:
         state = self.state
-        requested = yield scripts.request_cancel(state.keys, state.client_id, request_id)
-        if requested is CancelRequested.FULL:
+        is_kept = yield scripts.request_cancel(state.keys, state.client_id, request_id)
+        if not is_kept:
             raise WaitTimeout("too many cancels wait for a coordinator; try again later")
 
     def _place(self, request_id: str) -> Steps[tuple[str, str]]:

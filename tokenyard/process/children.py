@@ -93,19 +93,14 @@ def stop_child(
     Sends SIGTERM, and again once ``hurry`` returns True, which leaves it `HURRY_S`. Then kills the
     processes that are left.
     """
-    _terminate(process)
+    process.terminate()
     if not _has_ended(process, grace_s, hurry) and hurry():
-        _terminate(process)
+        process.terminate()
         _has_ended(process, HURRY_S)
     # Also where the leader has ended: its own children are in the same group.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     return process.wait(_KILL_WAIT_S)
-
-
-def _terminate(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
 
 
 def _has_ended(

@@ -26,8 +26,7 @@ import redis
 from tokenyard.broker.check import write_error
 from tokenyard.broker.connection import connected
 from tokenyard.broker.url import public_url
-from tokenyard.process.gc_tuning import collect_seldom
-from tokenyard.process.threads import end_with_threads
+from tokenyard.process.interpreter import collect_seldom, end_with_threads
 from tokenyard.protocol.errors import BrokerNotWritable, NotStarted, TokenyardError, WaitTimeout
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.settings import ServiceSettings

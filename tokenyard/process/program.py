@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
-import logging
 import os
 import re
 import sys
@@ -23,13 +22,11 @@ import redis
 from click.core import ParameterSource
 from setproctitle import setproctitle
 
-from tokenyard.broker.log_throttle import throttle_errors
 from tokenyard.broker.url import CREDENTIALS
-from tokenyard.process.gc_tuning import collect_seldom
+from tokenyard.process.interpreter import collect_seldom, end_with_threads
+from tokenyard.process.logs import start_logging
 from tokenyard.process.running import URL_VARIABLE, YARD_DEFAULT, YARD_VARIABLE, broker_url
 from tokenyard.process.settings_options import settings_options
-from tokenyard.process.threads import end_with_threads
-from tokenyard.protocol.bridge_settings import BridgeSettings
 from tokenyard.protocol.errors import (
     BadInput,
     DeadlineUnmeetable,
@@ -45,12 +42,11 @@ from tokenyard.protocol.errors import (
     UnknownRequest,
     WaitTimeout,
 )
-from tokenyard.protocol.gateway_settings import GatewaySettings
+from tokenyard.protocol.gateway_settings import BridgeSettings, GatewaySettings
 from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.settings import CoordinatorSettings, ProgramSettings, WorkerSettings
 from tokenyard.protocol.texts import harmless, nearest
-from tokenyard.telemetry import logs
 
 REDIS_URL_HELP: Final = (
     "URL of the broker: redis:// or unix://; rediss:// with TLS; redis+sentinel:// and"
@@ -206,7 +202,16 @@ class PlainGroup(click.Group, PlainCommand):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Also ``--json``, which it passes on; commands have one of their own, or none."""
-        return [*super().get_params(ctx), *([] if ctx.parent is None else [_json_of_group()])]
+        own = super().get_params(ctx)
+        if ctx.parent is None:
+            return own
+        as_json = ["--json", "as_json"]
+        return [
+            *own,
+            click.Option(
+                as_json, is_flag=True, hidden=True, expose_value=False, callback=_override
+            ),
+        ]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -277,12 +282,6 @@ def yard_value(_: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 Callback = Callable[[click.Context, click.Parameter, Any], Any]
-
-
-def _json_of_group() -> click.Option:
-    return click.Option(
-        ["--json", "as_json"], is_flag=True, hidden=True, expose_value=False, callback=_override
-    )
 
 
 def yard_options(
@@ -384,23 +383,16 @@ def _prefix(name: str) -> str:
     return f"TOKENYARD_{name.upper()}"
 
 
-def start_logging(redis_url: str, *, debug: bool = False) -> None:
-    """Log to standard error, in the one form that `tokenyard up` reads."""
-    logs.start(logging.DEBUG if debug else logging.INFO)
-    if not debug:
-        throttle_errors(redis_url)
-
-
 # Environment variables with misspelt names.
 
 _PREFIX: Final = "TOKENYARD_"
-#: Prefix and settings of each program that reads its settings from variables.
-_PROGRAMS: Final = {
-    "coordinator": ("TOKENYARD_COORDINATOR_", CoordinatorSettings),
-    "worker": ("TOKENYARD_WORKER_", WorkerSettings),
-    "gateway": ("TOKENYARD_GATEWAY_", GatewaySettings),
-    "board": ("TOKENYARD_BOARD_", BoardSettings),
-    "bridge": ("TOKENYARD_BRIDGE_", BridgeSettings),
+#: Settings of each program that reads them from variables.
+_PROGRAMS: Final[Mapping[str, type[ProgramSettings]]] = {
+    "coordinator": CoordinatorSettings,
+    "worker": WorkerSettings,
+    "gateway": GatewaySettings,
+    "board": BoardSettings,
+    "bridge": BridgeSettings,
 }
 #: Variables of all programs.
 _COMMON: Final = (URL_VARIABLE, *CREDENTIALS, YARD_VARIABLE, "TOKENYARD_OPERATOR")
@@ -417,13 +409,13 @@ _OF_SERVICES: Final = re.compile(
 
 def variables_of(program: str) -> list[str]:
     """The variables of one program."""
-    prefix, settings = _PROGRAMS[program]
-    fields = (field.name for field in dataclasses.fields(settings))
-    return [f"{prefix}{name.upper()}" for name in fields if name not in {"redis_url", "yard"}]
+    fields = (field.name for field in dataclasses.fields(_PROGRAMS[program]))
+    names = (name for name in fields if name not in {"redis_url", "yard"})
+    return [f"{_prefix(program)}_{name.upper()}" for name in names]
 
 
-def misspelt(environment: Mapping[str, str], programs: Collection[str] = ()) -> list[str]:
-    """A message for each variable that is similar to one of ``programs``, or of all programs.
+def misspelt(environment: Mapping[str, str], programs: Collection[str]) -> list[str]:
+    """A message for each variable that is similar to one of ``programs``, or to a common one.
 
     Variables of other programs and of Kubernetes are ignored, and so are names without a similar
     one.
@@ -437,7 +429,7 @@ def misspelt(environment: Mapping[str, str], programs: Collection[str] = ()) -> 
 
 def unknown(environment: Mapping[str, str], programs: Collection[str]) -> list[str]:
     """A message for each variable with the prefix of ``programs`` that is not similar to any."""
-    prefixes = tuple(_PROGRAMS[program][0] for program in programs)
+    prefixes = tuple(f"{_prefix(program)}_" for program in programs)
     return [
         f"nothing reads the variable {name}"
         for name in _unread(environment)
@@ -448,7 +440,7 @@ def unknown(environment: Mapping[str, str], programs: Collection[str]) -> list[s
 def _similar(name: str, programs: Collection[str]) -> str:
     """The similar variable; prefixes do not count."""
     for program in programs:
-        prefix = _PROGRAMS[program][0]
+        prefix = f"{_prefix(program)}_"
         if name.startswith(prefix):
             return _nearest_after(prefix, name, variables_of(program), 0.6)
     known = [*_COMMON, *(one for program in programs for one in variables_of(program))]

@@ -16,22 +16,17 @@ from tokenyard import clock
 class ServiceManager:
     """The service manager that has started this program, if any."""
 
-    def __init__(self, address: str = "", watchdog_s: float = 0.0) -> None:
-        """``address`` of a Unix socket; a name that begins with ``@`` is an abstract one.
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """``NOTIFY_SOCKET`` is a Unix socket; a name that begins with ``@`` is an abstract one.
 
-        After ``watchdog_s`` without a notification, the manager considers the program hung.
+        After ``WATCHDOG_USEC`` without a notification, the manager considers the program hung.
         """
+        address = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._every_s = watchdog_s / 4
+        watchdog_us = environment.get("WATCHDOG_USEC", "")
+        self._every_s = int(watchdog_us) / 1e6 / 4 if watchdog_us.isdigit() else 0.0
         self._sent_at = 0.0
         self._is_ready = False
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> ServiceManager:
-        """The manager that the environment names, if any."""
-        microseconds = environment.get("WATCHDOG_USEC", "")
-        watchdog_s = int(microseconds) / 1e6 if microseconds.isdigit() else 0.0
-        return cls(environment.get("NOTIFY_SOCKET", ""), watchdog_s)
 
     def alive(self) -> None:
         """Notify that the program is alive, or at first ready; cheap, so call it often."""

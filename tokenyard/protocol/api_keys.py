@@ -24,8 +24,8 @@ class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A key of a tenant, of an operator, or both.
 
     ``models`` and ``classes`` are what it may use; None: everything. ``stream_interval_ms`` 0 is
-    its tenant's. A key without a tenant opens
-    the board only: gateways of before roles cannot decode it, and refuse it.
+    its tenant's. A key without a tenant opens the board only: gateways of before roles cannot
+    decode it, and refuse it.
     """
 
     tenant: str = ""

@@ -18,7 +18,6 @@ import msgspec
 from tokenyard.protocol import wire
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.parse import (
-    PROMPTS,
     BadJson,
     ForeignJson,
     parse_chat,
@@ -38,11 +37,11 @@ _any = ForeignJson[Any]()
 
 _BYTES: Final = 8
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-_PROMPTS: Final = frozenset(name.encode() for name in PROMPTS)
+_PROMPTS: Final = frozenset(name.encode() for name in wire.PROMPTS)
 #: Longest fields whose parsed form is cached.
 _LONGEST_KEPT: Final = 4096
 
-_KINDS: Final = {name: f"\0{name}\0".encode() for name in PROMPTS}
+_KINDS: Final[Mapping[str, bytes]] = {name: f"\0{name}\0".encode() for name in wire.PROMPTS}
 
 _sorted = msgspec.json.Encoder(order="sorted").encode
 

@@ -224,9 +224,9 @@ class EngineLost(TransientError):
     ``results`` has the existing answers, in the order of the prompts, and None for the rest.
     """
 
-    def __init__(self, message: str, results: Sequence[Result | None] = ()) -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.results = list(results)
+        self.results: list[Result | None] = []
 
 
 class NoFreeDevice(TransientError):

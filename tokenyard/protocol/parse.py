@@ -21,6 +21,7 @@ from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.media import MODALITIES, NAME
 from tokenyard.protocol.sampling import why_unknown
+from tokenyard.protocol.streams import digits
 from tokenyard.protocol.texts import did_you_mean
 
 T = TypeVar("T")
@@ -53,8 +54,6 @@ _PATH = re.compile(r"`\$([^`]*)`")
 UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 #: Fields for chats only.
 _CHAT_FIELDS: Final = frozenset(name.encode() for name in wire.ChatOptions.__struct_fields__)
-#: The fields of which a request has exactly one.
-PROMPTS: Final = ("tokens", "prompt", "messages", "inputs")
 _params_decoder = ForeignJson[wire.SamplingParams](wire.SamplingParams)
 _pooling_decoder = ForeignJson[wire.PoolingParams](wire.PoolingParams)
 _media_decoder = ForeignJson[dict[str, list[str]]](dict[str, list[str]])
@@ -188,7 +187,7 @@ def parse_content(fields: Mapping[bytes, bytes]) -> tuple[str, bytes]:
 
     Raises `InvalidRequest`.
     """
-    for name in PROMPTS:
+    for name in wire.PROMPTS:
         value = fields.get(name.encode())
         if value is not None:
             return name, read_tokens(fields) if name == "tokens" else value
@@ -301,7 +300,6 @@ def check_ids(packed: bytes) -> bytes:
 
 #: A server id, "<intake>/<intake entry>".
 _SID = re.compile(rb"[a-z]{1,10}(:[A-Za-z0-9_.:@-]{1,90})?/[0-9]{1,20}-[0-9]{1,20}")
-_LONGEST_COUNT: Final = 10  # digits
 _EPOCH = re.compile(rb"[0-9]{1,19}")
 #: Fields that are ignored in ``common``.
 _NOT_COMMON: Final = wire.SYSTEM_FIELDS | {b"common"}
@@ -487,10 +485,10 @@ def _parse_body(
     version = read_integer(fields, "v", wire.WIRE_VERSION, 1, 2**31)
     if version != wire.WIRE_VERSION:
         raise InvalidRequest("v", f"this yard speaks version {wire.WIRE_VERSION}, not {version}")
-    given = [name for name in PROMPTS if name.encode() in fields]
+    given = [name for name in wire.PROMPTS if name.encode() in fields]
     if len(given) != 1:
         raise InvalidRequest(
-            "prompt", f"give exactly one of {', '.join(PROMPTS)}, not {given or 'none'}"
+            "prompt", f"give exactly one of {', '.join(wire.PROMPTS)}, not {given or 'none'}"
         )
     task = read_task(fields)
     reasoning_ended, reasoning_parser_kwargs = parse_reasoning(fields)
@@ -595,6 +593,4 @@ def parse_assignment(
 
 def _count(text: bytes | None) -> int | None:
     """A count, 0 where the field is missing; None where it is invalid."""
-    if text is None:
-        return 0
-    return int(text) if text.isdigit() and len(text) < _LONGEST_COUNT else None
+    return 0 if text is None else digits(text)

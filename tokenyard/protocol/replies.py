@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from tokenyard.protocol.errors import Code, reused
+from tokenyard.protocol.streams import digits
 from tokenyard.protocol.wire import Refused, Request, unpack_tokens
 
 Status = Literal["completed", "failed", "cancelled", "expired"]
@@ -228,6 +229,9 @@ def to_delta(reply: Reply) -> Delta:
 
 def to_result(reply: Reply) -> Result:
     """A result with everything in it decoded."""
+    structured: dict[str, Any] = {
+        name: decode(text) for name, decode in _STRUCTURED.items() if (text := getattr(reply, name))
+    }
     return Result(
         id=reply.id,
         status=reply.status or "failed",
@@ -235,22 +239,8 @@ def to_result(reply: Reply) -> Result:
         seq=reply.seq,
         text=reply.text,
         finish_reason=reply.finish_reason,
-        stop_reason=_STRUCTURED["stop_reason"](reply.stop_reason) if reply.stop_reason else None,
-        usage=_STRUCTURED["usage"](reply.usage) if reply.usage else None,
-        error=_STRUCTURED["error"](reply.error) if reply.error else None,
-        provenance=_STRUCTURED["provenance"](reply.provenance) if reply.provenance else None,
-        timing=_STRUCTURED["timing"](reply.timing) if reply.timing else None,
-        logprobs=_STRUCTURED["logprobs"](reply.logprobs) if reply.logprobs else None,
-        prompt_logprobs=_STRUCTURED["prompt_logprobs"](reply.prompt_logprobs)
-        if reply.prompt_logprobs
-        else None,
-        choices=_STRUCTURED["choices"](reply.choices) if reply.choices else None,
         data=reply.data,
-        shapes=_STRUCTURED["shapes"](reply.shapes) if reply.shapes else None,
-        errors=_STRUCTURED["errors"](reply.errors) if reply.errors else None,
-        input_tokens=_STRUCTURED["input_tokens"](reply.input_tokens)
-        if reply.input_tokens
-        else None,
+        **structured,
     )
 
 
@@ -293,10 +283,6 @@ def split_result(result: Result, count: int) -> list[Result]:
 _FLOAT_BYTES: Final = 4
 
 
-#: Digits of a number of tokens; a ledger may be hostile.
-_LONGEST_COUNT: Final = 10
-
-
 def encode_cached(reply: Reply) -> str:
     """What the first delta of a stream says of the prefix cache, as the ledger keeps it."""
     created = reply.created_cache_tokens
@@ -304,12 +290,12 @@ def encode_cached(reply: Reply) -> str:
 
 
 def decode_cached(kept: bytes | None) -> tuple[int | None, int | None]:
-    """The tokens of the prompt that were cached, and that came to be; None where unknown."""
+    """The tokens of the prompt that were cached, and that came to be; None where unknown.
+
+    A ledger may be hostile.
+    """
     cached, _, created = (kept or b"").partition(b" ")
-    return (
-        int(cached) if cached.isdigit() and len(cached) < _LONGEST_COUNT else None,
-        int(created) if created.isdigit() and len(created) < _LONGEST_COUNT else None,
-    )
+    return digits(cached), digits(created)
 
 
 def refusal(

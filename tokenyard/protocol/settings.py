@@ -25,6 +25,18 @@ StartFailureAction = Literal["exit", "retry"]
 DeviceName = Literal["auto", "cuda", "cpu"]
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a file; raises `SettingsError` if it cannot be read or is not TOML."""
+    import tomllib  # late: few commands read such a file
+
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError([f"{path}: cannot be read: {error.strerror}"]) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError([f"{path}: is not TOML: {error}"]) from error
+
+
 def default_name(role: str) -> str:
     """A name for a process that no other on this or another host is likely to have."""
     host = socket.gethostname().split(".")[0]

@@ -34,6 +34,11 @@ def whole(value: bytes | str | None) -> int:
     return int(text) if digits.isdecimal() and digits.isascii() and len(digits) < 20 else 0
 
 
+def digits(value: bytes | None, most: int = 9) -> int | None:
+    """The number that at most so many digits are; None for anything else."""
+    return int(value) if value and len(value) <= most and value.isdigit() else None
+
+
 def readable(
     values: Mapping[bytes, bytes], decode: Callable[[bytes], T]
 ) -> Iterator[tuple[str, T]]:

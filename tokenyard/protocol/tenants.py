@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tokenyard.protocol.keys import MAX_TENANT, PriorityClass, is_tenant
+from tokenyard.protocol.streams import digits
 from tokenyard.protocol.wire import MAX_STREAM_INTERVAL_MS
 
 #: What `is_tenant` asks for.
@@ -87,8 +88,7 @@ def _settings(packed: bytes) -> TenantSettings | None:
 # The windows over which a tenant's tokens and refusals are counted; scripts write them.
 #
 # Each is a ring of buckets in the hash of the tenant. It slides by one bucket, and has one more
-# than
-# it is long, so that no span of that length has more tokens than the limit.
+# than it is long, so that no span of that length has more tokens than the limit.
 
 #: Longer numbers are none of the scripts'.
 _MOST_DIGITS: Final = 15
@@ -113,11 +113,9 @@ class TokenWindow:
         now, tokens, newest = now_ms // self.width_ms, 0, None
         for value in values:
             number, _, sum_ = (value or b"").partition(b" ")
-            if not all(one.isdigit() and len(one) <= _MOST_DIGITS for one in (number, sum_)):
-                continue
-            at = int(number)
-            if abs(now - at) < self.count and int(sum_):
-                tokens += int(sum_)
+            at, used = digits(number, _MOST_DIGITS), digits(sum_, _MOST_DIGITS)
+            if at is not None and used and abs(now - at) < self.count:
+                tokens += used
                 newest = max(newest or 0, at)
         if newest is None:
             return 0, 0

@@ -358,8 +358,11 @@ SYSTEM_FIELDS: Final = frozenset(
     }
 )
 
+#: The fields of which a request has exactly one.
+PromptField = Literal["tokens", "prompt", "messages", "inputs"]
+PROMPTS: Final[tuple[PromptField, ...]] = get_args(PromptField)
 #: The fields that differ for each entry; the rest may be in ``common``.
-OWN_FIELDS: Final = frozenset({"id", "tokens", "prompt", "messages", "inputs"})
+OWN_FIELDS: Final = frozenset({"id", *PROMPTS})
 
 _encode_json = msgspec.json.Encoder().encode
 
@@ -444,9 +447,6 @@ def template_of(request: Request) -> RequestTemplate:
     common = _encode_json(texts)
     size = len("id") + len(field) + len("common") + len(common)
     return RequestTemplate(request.client, field, common.decode(), size, request.deadline_ms or 0)
-
-
-PromptField = Literal["tokens", "prompt", "messages", "inputs"]
 
 
 def prompt_field(request: Request) -> PromptField:

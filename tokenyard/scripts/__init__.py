@@ -6,10 +6,9 @@ Expected refusals are return values here; only a former leader's calls raise (`L
 """
 
 from tokenyard.scripts.client import ClientScripts
-from tokenyard.scripts.control import ControlScripts
 from tokenyard.scripts.leader import LeaderScripts
 from tokenyard.scripts.worker import WorkerScripts
 
 
-class Scripts(ClientScripts, ControlScripts, LeaderScripts, WorkerScripts):
+class Scripts(ClientScripts, LeaderScripts, WorkerScripts):
     """The scripts of one yard over one synchronous connection pool."""

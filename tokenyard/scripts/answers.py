@@ -57,13 +57,6 @@ class Published(enum.IntEnum):
     REPEATED = 2
 
 
-class Renewed(enum.IntEnum):
-    """Whether a worker still holds its lease."""
-
-    LOST = 0
-    HELD = 1
-
-
 class Cancelled(enum.IntEnum):
     """The outcome of a cancel."""
 
@@ -73,33 +66,12 @@ class Cancelled(enum.IntEnum):
     CANCELLED_BEFORE_ARRIVAL = 4
 
 
-class CancelRequested(enum.IntEnum):
-    """The outcome of requesting a cancel."""
-
-    FULL = 0
-    REQUESTED = 1
-
-
-class Reconciled(enum.IntEnum):
-    """The outcome for a request whose entry was missing."""
-
-    STAYS = 0
-    ENDED = 1
-
-
 class HandedBack(enum.IntEnum):
     """The outcome of handing back a request."""
 
     LEASE_LOST = -1
     STALE = 0
     HANDED_BACK = 1
-
-
-class Settled(enum.IntEnum):
-    """Whether a cancelled request has paid what its engine had used."""
-
-    STALE = 0
-    SETTLED = 1
 
 
 class Acceptance(Struct, frozen=True, gc=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import hashlib
 import re
@@ -22,9 +21,6 @@ from tokenyard.protocol.yard import Yard
 
 Arg = bytes | str | int | float
 T = TypeVar("T")
-E = TypeVar("E", bound=enum.IntEnum)
-
-
 #: The answer to a former leader, whose token a script has compared.
 NOT_LEADER: Final = -1
 
@@ -92,8 +88,8 @@ def digest(name: str) -> str:
     return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
 
 
-def codes(kind: type[E], answers: int | list[int], count: int) -> list[E]:
-    """One code for each item; a single answer applies to all."""
+def codes(kind: Callable[[int], T], answers: int | list[int], count: int) -> list[T]:
+    """One code, or yes or no, for each item; a single answer applies to all."""
     if isinstance(answers, int):
         return [kind(answers)] * count
     found = {answer: kind(answer) for answer in set(answers)}  # few distinct ones among many

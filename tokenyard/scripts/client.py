@@ -7,6 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from tokenyard.protocol.control import Command, DesiredState, Order, encode_desired
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys, PriorityClass, intake_name, is_intake
@@ -19,8 +22,8 @@ from tokenyard.protocol.wire import (
     prompt_value,
     template_of,
 )
-from tokenyard.scripts.answers import Acceptance, Cancelled, CancelRequested, Submitted
-from tokenyard.scripts.calls import Arg, Call, Caller
+from tokenyard.scripts.answers import Acceptance, Cancelled, Submitted
+from tokenyard.scripts.calls import Arg, Call, Caller, LostLeadership
 
 #: A client with requests that end with it renews its lease three times in this time.
 CLIENT_LEASE_MS = 30_000
@@ -134,10 +137,13 @@ def probe(keys: Keys) -> Call[int]:
     return Call("probe", [keys.intake("retry")], [], int)
 
 
-def request_cancel(keys: Keys, client: str, request_id: str) -> Call[CancelRequested]:
-    """Ask the leader to cancel a request, for a client without permission to `cancel`."""
+def request_cancel(keys: Keys, client: str, request_id: str) -> Call[bool]:
+    """Ask the leader to cancel a request, for a client without permission to `cancel`.
+
+    Returns False where too many cancels of the client wait.
+    """
     args: list[Arg] = [client, request_id, MOST_CANCELS, CANCEL_TTL_S]
-    return Call("request_cancel", [keys.cancels(client), keys.cancelling], args, CancelRequested)
+    return Call("request_cancel", [keys.cancels(client), keys.cancelling], args, bool)
 
 
 def attend(
@@ -194,7 +200,7 @@ def requeue(keys: Keys, letter: str, client: str, request_id: str, intake: str) 
 
 
 class ClientScripts(Caller):
-    """The calls above over a synchronous connection."""
+    """Submitting and cancelling over a synchronous connection, and what only operators do."""
 
     def submit(
         self,
@@ -230,3 +236,37 @@ class ClientScripts(Caller):
             if code is not Cancelled.MOVED:
                 break
         return code
+
+    def command(self, command: Command, token: str = "") -> str:
+        """Command a worker; returns the command's id.
+
+        The leader passes its ``token``; an operator needs none. Raises `LostLeadership`. A repeated
+        call after a lost answer commands twice, which is harmless: all commands are idempotent.
+        """
+        keys = [self.keys.leader, self.keys.control]
+        args: list[Arg] = [token, "command", msgspec.json.encode(command)]
+        answer: bytes = self._run("command", keys, args)
+        if not answer:
+            raise LostLeadership
+        return answer.decode()
+
+    def signal(self, order: Order, seen: bytes, now: DesiredState) -> str | None:
+        """Change the desired state of the order's scope and announce it; returns the signal's id.
+
+        ``seen`` is the state's JSON as the caller has read it. Returns None where it has changed
+        since: read it again. A repeated call after a lost answer also returns None.
+        """
+        keys = [self.keys.desired, self.keys.control, self.keys.events]
+        args: list[Arg] = [order.scope, seen, encode_desired(now)]
+        args += ["signal", msgspec.json.encode(order)]
+        answer: bytes = self._run("signal", keys, args)
+        return answer.decode() or None
+
+    def configure(self, changes: Sequence[tuple[str, bytes, bytes]]) -> bool:
+        """Change settings of tenants and announce it: name, JSON as read, new JSON; b"" for none.
+
+        Returns False where one of them has changed since it was read: nothing is written. A
+        repeated call after a lost answer also returns False.
+        """
+        args = [arg for change in changes for arg in change]
+        return bool(self._run("configure", [self.keys.tenants, self.keys.events], args))

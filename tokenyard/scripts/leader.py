@@ -24,7 +24,6 @@ from tokenyard.scripts.answers import (
     LedgerScan,
     LostRequest,
     Move,
-    Reconciled,
     Transfer,
     TransferAnswer,
     Transferred,
@@ -242,10 +241,11 @@ class LeaderScripts(Caller):
         *,
         excess_tokens: int = 0,
         info: Mapping[str, Arg] = types.MappingProxyType({}),
-    ) -> list[Reconciled]:
+    ) -> list[bool]:
         """End requests whose entry is missing, and subtract ``excess_tokens`` from the queued ones.
 
-        ``info`` has fields of the key `info` to set. Returns one code for each request.
+        ``info`` has fields of the key `info` to set. Returns whether each request has ended; one
+        stays whose entry is there, or that has moved since.
         """
         keys = [self.keys.leader, self.keys.info, self.keys.leases, self.keys.quarantine]
         keys.append(self.keys.tally)
@@ -262,7 +262,7 @@ class LeaderScripts(Caller):
             keys += [self.keys.reply(*name), self.keys.replies(one.client)]
             error = json_text(ErrorInfo(Code.ENTRY_LOST, _lost_where(one)))
             args += [one.request_id, one.state, one.where, one.entry, error]
-        return codes(Reconciled, self._run_as_leader("reconcile", keys, args), len(lost))
+        return codes(bool, self._run_as_leader("reconcile", keys, args), len(lost))
 
     def record(self, token: str, fields: Mapping[str, Arg], max_entries: int) -> None:
         """Add an entry to the history, with what waits."""

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tokenyard.protocol.control import Acknowledgement
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply, Usage, code_of, encode_cached
 from tokenyard.protocol.wire import Assignment, ReplyKind
@@ -16,8 +17,6 @@ from tokenyard.scripts.answers import (
     HandedBack,
     Publication,
     Published,
-    Renewed,
-    Settled,
     Why,
 )
 from tokenyard.scripts.calls import Arg, Caller, codes, destination
@@ -42,14 +41,17 @@ class WorkerScripts(Caller):
         answer: bytes = self._run("register", keys, [name, lease_ms, info])
         return answer.decode()
 
-    def renew(self, lease_ms: int, workers: Sequence[tuple[str, bytes]]) -> list[Renewed]:
-        """Extend leases and refresh roster entries, given as (worker, JSON)."""
+    def renew(self, lease_ms: int, workers: Sequence[tuple[str, bytes]]) -> list[bool]:
+        """Extend leases and refresh roster entries, given as (worker, JSON).
+
+        Returns whether each is held; a worker whose lease is lost must stop and register again.
+        """
         args: list[Arg] = [lease_ms]
         for worker, info in workers:
             args += [worker, info]
         keys = [self.keys.leases, self.keys.workers, self.keys.events]
         answers = self._run("renew", keys, args)
-        return codes(Renewed, answers, len(workers))
+        return codes(bool, answers, len(workers))
 
     def retire(self, worker: str, why: Why, reason: str = "") -> int:
         """End a worker's lease now; returns how many of its entries wait for the rescuer.
@@ -63,6 +65,12 @@ class WorkerScripts(Caller):
     def publish_host(self, host: HostInfo) -> None:
         """Publish the models of a host; a plain command, which a server without memory refuses."""
         self.yard.connection.hset(self.keys.hosts, host.name, encode_host(host))
+
+    def acknowledge(self, command_id: str, acknowledgement: Acknowledgement) -> None:
+        """Report the outcome of a command at one worker, and wake the leader."""
+        keys = [self.keys.acks(command_id), self.keys.events]
+        packed = msgspec.json.encode(acknowledgement)
+        self._run("acknowledge", keys, [acknowledgement.worker, packed])
 
     def hand_back(
         self,
@@ -159,13 +167,16 @@ class WorkerScripts(Caller):
                     args.append(strings)
         return _in_order(self._run("finish", keys, args), order, len(results))
 
-    def settle_cancelled(self, worker: str, used: Sequence[CancelledUse]) -> list[Settled]:
-        """Charge cancelled requests what the engine had used; one code for each, in their order."""
+    def settle_cancelled(self, worker: str, used: Sequence[CancelledUse]) -> list[bool]:
+        """Charge cancelled requests what the engine had used; whether each has paid, in order.
+
+        It has not where it is settled already, or was not cancelled on this worker's lane.
+        """
         keys = [self.keys.ledger(one.client, one.request_id) for one in used]
         args: list[Arg] = [worker]
         for one in used:
             args += [one.entry, "" if one.input is None else one.input, one.cached, one.output]
-        return codes(Settled, self._run("settle_cancelled", keys, args), len(used))
+        return codes(bool, self._run("settle_cancelled", keys, args), len(used))
 
 
 def _used(reply: Reply) -> tuple[int, int, int]:

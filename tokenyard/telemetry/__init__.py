@@ -1,1 +1,1 @@
-"""Metrics, traces, logs and health probes."""
+"""Metrics, traces and health probes."""

@@ -64,7 +64,7 @@ class Controller:
 
     def __init__(self, settings: WorkerSettings, manager: ServiceManager | None = None) -> None:
         """``manager`` is the service manager that is notified, if there is one."""
-        self._manager = manager or ServiceManager()
+        self._manager = manager or ServiceManager({})
         self._catalog = read_catalog(settings)  # its errors come before the search for a device
         self._settings = settings = with_device(settings)
         self._connection = open_connection(settings.redis_url, retries=0)

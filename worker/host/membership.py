@@ -27,7 +27,7 @@ from tokenyard.protocol.worker_info import (
     encode_worker,
 )
 from tokenyard.scripts import Scripts
-from tokenyard.scripts.answers import Renewed, Why
+from tokenyard.scripts.answers import Why
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
 
@@ -120,9 +120,9 @@ class Membership:
             entries, host = list(self._entries.items()), self._host
             self._is_counted = False
         packed = [(worker, self._packed(entry)) for worker, entry in entries]
-        codes = self._scripts.renew(self._lease_ms, packed) if packed else []
-        for (worker, _), code in zip(entries, codes, strict=True):
-            if code is Renewed.LOST:
+        held = self._scripts.renew(self._lease_ms, packed) if packed else []
+        for (worker, _), is_held in zip(entries, held, strict=True):
+            if not is_held:
                 self.forget(worker)
                 self._on_lost(worker)
         if host:

@@ -15,12 +15,11 @@ import msgspec
 from setproctitle import setproctitle
 
 from tokenyard import clock
-from tokenyard.broker.log_throttle import throttle_errors
-from tokenyard.process.gc_tuning import collect_seldom
-from tokenyard.process.threads import deepen_main, end_with_threads
+from tokenyard.process import logs
+from tokenyard.process.interpreter import collect_seldom, deepen_main, end_with_threads
+from tokenyard.process.logs import throttle_errors
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerTotals
-from tokenyard.telemetry import logs
 from tokenyard.telemetry.tracing import Tracer
 from worker import executor, messages
 from worker.engines import Backend, DeviceLost

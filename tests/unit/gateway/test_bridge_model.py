@@ -8,8 +8,8 @@ import pytest
 
 from gateway.bridge.model import NotAnnounced, ServedModel, find_model
 from gateway.bridge.unit import _front_args
-from tokenyard.protocol.bridge_settings import BridgeSettings
 from tokenyard.protocol.errors import SettingsError
+from tokenyard.protocol.gateway_settings import BridgeSettings
 from tokenyard.protocol.worker_info import (
     HostInfo,
     ModelInfo,

@@ -14,7 +14,7 @@ import uvicorn
 
 from gateway.http.incoming import Bodies
 from gateway.server import GatewayConnection
-from tokenyard.process.http_connection import BYTES_PER_S, MAX_HEAD_BYTES, bounded
+from tokenyard.process.http_server import BYTES_PER_S, MAX_HEAD_BYTES, bounded
 from tokenyard.protocol.gateway_settings import GatewaySettings
 
 CHUNK = b"x" * 16_384

@@ -38,7 +38,7 @@ def test_known_variables_are_not_reported(name: str) -> None:
 
 def test_each_command_minds_what_it_would_read() -> None:
     environment = {"TOKENYARD_WORKER_GRACE": "1"}
-    assert misspelt(environment) == misspelt(environment, ("coordinator",)) == []
+    assert misspelt(environment, ()) == misspelt(environment, ("coordinator",)) == []
     assert unknown(environment, ("coordinator",)) == []
     assert misspelt(environment, ("worker",))
 

@@ -32,7 +32,7 @@ def heard(ear: socket.socket) -> list[str]:
 
 def manager(ear: socket.socket, watchdog_us: str = "") -> ServiceManager:
     named = {"NOTIFY_SOCKET": str(ear.getsockname())}
-    return ServiceManager.of({**named, "WATCHDOG_USEC": watchdog_us} if watchdog_us else named)
+    return ServiceManager({**named, "WATCHDOG_USEC": watchdog_us} if watchdog_us else named)
 
 
 def test_ready_and_stopping_are_each_notified_once(ear: socket.socket) -> None:
@@ -61,11 +61,12 @@ def test_an_abstract_name(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         name = f"tokenyard-{tmp_path.name}-{id(tmp_path)}"
         listening.bind("\0" + name)
-        ServiceManager.of({"NOTIFY_SOCKET": f"@{name}"}).alive()
+        ServiceManager({"NOTIFY_SOCKET": f"@{name}"}).alive()
         assert listening.recv(100) == b"READY=1"
 
 
 def test_without_a_manager_or_with_one_that_is_gone_nothing_happens(tmp_path: Path) -> None:
-    for told in (ServiceManager.of({}), ServiceManager(str(tmp_path / "gone"))):
+    for environment in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone")}):
+        told = ServiceManager(environment)
         told.alive()
         told.stopping()

@@ -22,7 +22,6 @@ from tokenyard.protocol.wire import Request, prompt_value, template_of
 
 #: What decides the answer, and so is in the digest.
 DEFINING = {
-    "media",
     *("tokens", "prompt", "messages", "inputs", "chat", "model", "params", "stated"),
     *("task", "pooling", "query", "media"),
     *("reasoning_ended", "reasoning_parser_kwargs"),

@@ -10,12 +10,8 @@ from redis.crc import key_slot
 from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, Keys, is_name
 
 
-@pytest.fixture
-def keys() -> Keys:
-    return Keys("main")
-
-
-def test_keys_are_those_of_the_protocol(keys: Keys) -> None:
+def test_keys_are_those_of_the_protocol() -> None:
+    keys = Keys("main")
     rest_of = {
         keys.intake("normal"): "intake:normal",
         keys.intake("retry"): "intake:retry",

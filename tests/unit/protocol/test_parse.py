@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tokenyard.protocol.chat import MAX_CHAT_DEPTH
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.parse import parse_owner, parse_request
+from tokenyard.protocol.parse import BadJson, ForeignJson, parse_owner, parse_request
 from tokenyard.protocol.wire import (
     MAX_FIELDS,
     Refused,
@@ -22,8 +22,6 @@ from tokenyard.protocol.wire import (
 )
 
 GOOD = {b"id": b"q1", b"prompt": b"Hello"}
-
-
 HELLO = b'[{"role":"user","content":"hello"}]'
 json = msgspec.json.encode
 
@@ -324,3 +322,29 @@ def test_nothing_but_the_named_fields_spoils_a_good_entry(fields: dict[bytes, by
 
     assert isinstance(found, Request | Refused)
     assert (found.id, found.client) == ("q1", "ann")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b'{"a":"\xff"}',
+        b"1",
+        b'{"a":' + b"[" * 100_000,
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":' * 100_000,
+        b'{"a":NaN}',
+        b'{"a":"\\ud800"}',
+        b'{"a":1e999}',
+    ],
+    ids=lambda raw: repr(raw[:12]),
+)
+def test_bad_json_is_named(raw: bytes) -> None:
+    with pytest.raises(BadJson, match=r"."):
+        ForeignJson[dict[str, Any]](dict[str, Any]).decode(raw)
+
+
+def test_good_json_is_read() -> None:
+    assert ForeignJson[dict[str, int]](dict[str, int]).decode('{"a":1}') == {"a": 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenyard.protocol.streams import position, whole
+from tokenyard.protocol.streams import digits, position, whole
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,17 @@ def test_position(entry: str, place: tuple[int, int]) -> None:
 )
 def test_whole(value: bytes | str | None, number: int) -> None:
     assert whole(value) == number
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (None, None),
+        (b"", None),
+        (b"0", 0),
+        (b"999999999", 999_999_999),
+        *((odd, None) for odd in (b"1000000000", b"-1", b"1.5", b"x", b"\xb2", b"9" * 5000)),
+    ],
+)
+def test_digits(value: bytes | None, number: int | None) -> None:
+    assert digits(value) == number

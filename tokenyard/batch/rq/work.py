@@ -21,8 +21,8 @@ from tokenyard.batch.rq.jobs import CANCEL_FIELD, BatchQueue, JobOrder
 from tokenyard.batch.rq.schedule import next_time, now, spec_at
 from tokenyard.batch.runner import Runner
 from tokenyard.batch.state import Batch, BatchSpec
+from tokenyard.process.logs import HarmlessFormatter
 from tokenyard.protocol.errors import PermanentError, SettingsError, TokenyardError
-from tokenyard.telemetry.logs import HarmlessFormatter
 
 #: How long to wait for an earlier process of the same job to end.
 _LOCK_WITHIN_S: Final = 20.0

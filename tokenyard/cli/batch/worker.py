@@ -9,7 +9,8 @@ from tokenyard.broker.connection import connected
 from tokenyard.broker.url import batch_url
 from tokenyard.cli.batch.options import need_rq
 from tokenyard.cli.shared.connect import url_of
-from tokenyard.process.program import PlainCommand, YardChoice, start_logging
+from tokenyard.process.logs import start_logging
+from tokenyard.process.program import PlainCommand, YardChoice
 from tokenyard.process.settings_options import words
 from tokenyard.protocol.gateway_settings import GatewaySettings
 

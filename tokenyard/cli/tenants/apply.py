@@ -18,9 +18,9 @@ from tokenyard.cli.shared.options import ask_first, json_option, yes_option
 from tokenyard.ops import tenants
 from tokenyard.ops.audit import COMMAND_LINE, AuditEntry, record
 from tokenyard.process.program import PlainCommand
-from tokenyard.process.toml_file import read_toml
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import is_tenant
+from tokenyard.protocol.settings import read_toml
 from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings
 from tokenyard.protocol.texts import counted, did_you_mean, printable
 from tokenyard.protocol.yard import Yard

@@ -28,7 +28,6 @@
 -- @include end_quarantine
 -- @include entry_at
 -- @include entry_fields
--- @include is_of
 -- @include keep_for
 -- @include leave_intake
 -- @include media_of
@@ -46,6 +45,13 @@ local MOST_TTL_S = 30 * 24 * 3600
 local ledger, place = KEYS[1], KEYS[3]
 local known = redis.call('HMGET', ledger, 'state', 'sid', 'intake', 'entry', 'worker', 'charge')
 local state, entry = known[1], known[4]
+
+-- Whether the fields of an entry (see `entry_fields`) are those of the request of this ledger.
+local function is_of(fields, ledger)
+  local client = fields['client'] or ''
+  local name = (client ~= '' and client or 'anon') .. '/' .. (fields['id'] or '')
+  return ledger:match('^tokenyard:{[^}]*}:request:(.*)$') == name
+end
 
 -- Leave an estimate charged: how much the engine has generated, its worker will say, see `end_cancelled`.
 local function postpone(charge, input, output)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from tokenyard import clock
-from tokenyard.process.threads import start_deep
+from tokenyard.process.interpreter import start_deep
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES, grammar_fault
 from tokenyard.protocol.wire import SamplingParams

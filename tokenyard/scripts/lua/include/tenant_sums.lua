@@ -1,12 +1,19 @@
 -- What a script adds to the counts of tenants, collected: each is written once, however many of a tenant's
 -- requests there are. `charge` adds to the service, `run` to what runs, `use` to what was used today of a
 -- model, by name of the count; `usual` is the usual length of an answer. No tenant, '', has only a service.
--- @include bill
 -- @include count_in
 -- @include keep_count
 -- @include today
 local function tenant_sums(prefix)
   local sums, all = {}, {}
+
+  -- Add to the service of a tenant, also where it stands in line.
+  local function bill(tenant, amount)
+    local sum = redis.pcall('ZINCRBY', prefix .. 'service', amount, tenant)
+    if type(sum) == 'table' then redis.call('ZADD', prefix .. 'service', 0, tenant) end
+    sum = redis.pcall('ZADD', prefix .. 'line', 'XX', 'INCR', amount, tenant)
+    if type(sum) == 'table' then redis.call('ZADD', prefix .. 'line', 'XX', 0, tenant) end
+  end
 
   local function of(tenant)
     sums[tenant] = sums[tenant] or {running = 0, usage = {}}
@@ -41,7 +48,7 @@ local function tenant_sums(prefix)
   function all.write()
     for tenant, sum in pairs(sums) do
       local counts = prefix .. 'tenant:' .. tenant
-      if sum.service then bill(prefix, tenant, sum.service) end
+      if sum.service then bill(tenant, sum.service) end
       if tenant ~= '' then
         if sum.running ~= 0 then keep_count(counts, 'running', sum.running) end
         if sum.usual then redis.call('HSET', counts, 'usual', string.format('%.1f', sum.usual)) end

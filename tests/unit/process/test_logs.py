@@ -8,7 +8,8 @@ import pytest
 import redis
 
 from tests.support.builders import random_name
-from tokenyard.broker.log_throttle import ErrorThrottle
+from tests.support.fake_clock import FakeClock
+from tokenyard.process.logs import REPEAT_S, ErrorThrottle
 
 URL = "redis://ann:secret@broker:6379/0"
 REFUSED = redis.ConnectionError("Error 111 connecting to broker:6379. Connection refused.")
@@ -19,17 +20,16 @@ class Log:
 
     def __init__(self) -> None:
         self.messages: list[str] = []
-        self.throttle = ErrorThrottle(URL, repeat_s=1000.0)
         handler = logging.Handler()
         handler.emit = lambda record: self.messages.append(record.getMessage())
-        handler.addFilter(self.throttle)
+        handler.addFilter(ErrorThrottle(URL))
         logger = logging.getLogger(random_name("tokenyard.test"))
         logger.addHandler(handler)
         self.warning, self.error = logger.warning, logger.error
 
 
 @pytest.fixture
-def log() -> Log:
+def log(fake_clock: FakeClock) -> Log:
     return Log()
 
 
@@ -53,14 +53,12 @@ def test_the_same_error_is_logged_once_in_a_while(log: Log) -> None:
     assert len(log.messages) == 2
 
 
-def test_the_number_of_dropped_records_is_logged(log: Log) -> None:
-    throttle = log.throttle
+def test_the_number_of_dropped_records_is_logged(log: Log, fake_clock: FakeClock) -> None:
     for _ in range(4):
         log.warning("%s", REFUSED)
-    throttle._logged = {
-        error: (seen[0] - 1000.0, seen[1]) for error, seen in throttle._logged.items()
-    }
+    fake_clock.advance(REPEAT_S)
     log.warning("%s", REFUSED)
+    assert len(log.messages) == 2
     assert log.messages[-1].endswith("(and 3 times more since it was last logged)")
 
 
