@@ -15,13 +15,7 @@ import uvloop
 from gateway.http.errors import GatewayError, is_of_messages, messages_error
 from tokenyard.broker.tasks import first_of
 from tokenyard.process.extras import how_to_install
-from tokenyard.process.http_server import (
-    BoundedConnection,
-    HttpServer,
-    address,
-    exit_after,
-    listen,
-)
+from tokenyard.process.http_server import BoundedConnection, HttpServer, address, exit_after, listen
 from tokenyard.process.program import Exit
 from tokenyard.protocol.gateway_settings import GatewaySettings
 from tokenyard.telemetry.endpoint import Endpoint

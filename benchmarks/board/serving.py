@@ -15,7 +15,7 @@ import httpx
 
 from benchmarks.cold_start.serve import HOST
 from benchmarks.yard import START_TIMEOUT_S, running_programs
-from tokenyard.board.app import ROOT
+from tokenyard.board.forms import ROOT
 from tokenyard.board.pages import PAGES
 from tokenyard.process.embedded_broker import free_port
 

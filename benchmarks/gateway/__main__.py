@@ -30,12 +30,7 @@ from benchmarks.llama import models_folder
 from benchmarks.measure import cpu_seconds
 from benchmarks.progress import publish, tell
 from benchmarks.serving.case import LEAST_PACED, Task, Workload
-from benchmarks.serving.stage import (
-    WORKERS,
-    arithmetic_workload,
-    counting_workload,
-    share_cores,
-)
+from benchmarks.serving.stage import WORKERS, arithmetic_workload, counting_workload, share_cores
 from benchmarks.yard import end_in_order
 
 _WARM_UP: Final = 32

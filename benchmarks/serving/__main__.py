@@ -26,15 +26,7 @@ from benchmarks.measure import print_table
 from benchmarks.progress import exit_if_failed, limit_option, publish, save
 from benchmarks.serving import figures as serving_figures
 from benchmarks.serving.case import Load, Outcome
-from benchmarks.serving.figures import (
-    UNITS,
-    BySide,
-    cell,
-    prefix,
-    speeds,
-    time_rows,
-    times,
-)
+from benchmarks.serving.figures import UNITS, BySide, cell, prefix, speeds, time_rows, times
 from benchmarks.serving.shape import measure as measure_shape
 from benchmarks.serving.shape import plan_for as plan_for_shape
 from benchmarks.serving.sides import EVERYBODY, STREAMED, Engine

@@ -24,14 +24,7 @@ from tokenyard.batch.rq.jobs import (
     batch_queue,
     is_attended,
 )
-from tokenyard.batch.state import (
-    BATCH_TIMES,
-    ENDED,
-    Batch,
-    BatchErrors,
-    BatchSpec,
-    BatchState,
-)
+from tokenyard.batch.state import BATCH_TIMES, ENDED, Batch, BatchErrors, BatchSpec, BatchState
 from tokenyard.protocol.keys import PriorityClass
 
 #: A batch that RQ does not know after so long was never handed over.

@@ -13,14 +13,7 @@ import msgspec
 
 from gateway.bridge import engine_core
 from gateway.bridge.answers import Answer
-from gateway.bridge.engine_core import (
-    ABORT,
-    ADD,
-    UTILITY,
-    Channel,
-    EngineCoreRequest,
-    FailureForm,
-)
+from gateway.bridge.engine_core import ABORT, ADD, UTILITY, Channel, EngineCoreRequest, FailureForm
 from gateway.bridge.requests import Refused, RequestReader
 from gateway.http.errors import GatewayError
 from gateway.queue.yard import has_logprobs, refusal

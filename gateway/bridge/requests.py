@@ -13,12 +13,7 @@ from gateway.queue.pooling import wire_input, wire_pooling
 from tokenyard.protocol.digest import defaults_among
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass, http_client, is_tenant
 from tokenyard.protocol.sampling import TAKEN
-from tokenyard.protocol.wire import (
-    MAX_ID_BYTES,
-    Request,
-    SamplingParams,
-    pack_tokens,
-)
+from tokenyard.protocol.wire import MAX_ID_BYTES, Request, SamplingParams, pack_tokens
 
 #: Parameters that a front end sees to itself, and what it derives from others.
 _OF_FRONT_END: Final = frozenset(

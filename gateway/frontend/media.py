@@ -26,11 +26,7 @@ from gateway.frontend.fetching import LARGE, MediaFetcher
 from gateway.frontend.side import tell_home
 from gateway.http.context import CURRENT
 from gateway.http.errors import GatewayError
-from tokenyard.protocol.media import (
-    MAX_MEDIA_BYTES,
-    MODALITIES,
-    name_of,
-)
+from tokenyard.protocol.media import MAX_MEDIA_BYTES, MODALITIES, name_of
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

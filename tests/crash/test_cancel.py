@@ -6,12 +6,7 @@ import pytest
 
 from tests.support.builders import make_request
 from tests.support.processes import Plant
-from tests.support.streams import (
-    check_beginning,
-    check_exact,
-    streams,
-    wait_mid_stream,
-)
+from tests.support.streams import check_beginning, check_exact, streams, wait_mid_stream
 from tests.support.waiting import eventually
 from tokenyard.protocol.wire import Request, SamplingParams
 from tokenyard.scripts.answers import Cancelled, Submitted

@@ -18,15 +18,7 @@ import pytest
 import yaml
 
 from tests.deploy.launches import compose
-from tests.deploy.metrics import (
-    LOAD_S,
-    METRICS,
-    LiveYard,
-    asked_for,
-    live_yard,
-    ready,
-    selectors,
-)
+from tests.deploy.metrics import LOAD_S, METRICS, LiveYard, asked_for, live_yard, ready, selectors
 from tests.support.absence import lacks
 from tests.support.brokers import DEPLOY
 from tests.support.servers import Server, free_port

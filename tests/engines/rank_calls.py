@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.engines import RankGroup
-from worker.engines.vllm.environment import (
-    engine_modules,
-)
+from worker.engines.vllm.environment import engine_modules
 
 ADDER = Path(__file__).parents[2] / "examples" / "arithmetic" / "models" / "adder"
 MODULES = ["worker.executor.leader", "worker.executor.follower", *engine_modules(cpu=True)]

@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 
 from worker.engines.loading import cpu_share
-from worker.engines.vllm.environment import (
-    engine_environment,
-    requested_threads,
-    set_environment,
-)
+from worker.engines.vllm.environment import engine_environment, requested_threads, set_environment
 
 pytestmark = pytest.mark.vllm
 

@@ -18,10 +18,7 @@ from tests.engines import rank_calls as ranks
 from tests.engines.on_cpu import needs_cpu
 from tests.engines.rank_calls import PIPELINE, PROMPTS, TENSOR
 from tests.engines.rank_processes import Pool, forkserver
-from worker.engines.vllm.environment import (
-    engine_environment,
-    set_environment,
-)
+from worker.engines.vllm.environment import engine_environment, set_environment
 
 pytestmark = [pytest.mark.vllm, needs_cpu]
 

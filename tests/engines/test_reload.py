@@ -9,16 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.harness import (
-    MODELS,
-    Outcome,
-    answers,
-    ask,
-    drain,
-    greedy,
-    run,
-    spec_of,
-)
+from tests.engines.harness import MODELS, Outcome, answers, ask, drain, greedy, run, spec_of
 from tests.engines.llama import write_llama
 from worker.engines import Backend, Engine, TokenDelta, Unsupported
 from worker.models import AdapterSpec

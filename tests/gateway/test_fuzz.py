@@ -18,10 +18,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode, Response
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-)
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from tests.gateway.bad_input import CORES
 from tests.gateway.ends import all_ends

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.operating import (
-    NewHost,
-    Operator,
-    count_nothing,
-    published,
-    running,
-    shows,
-)
+from tests.integration.operating import NewHost, Operator, count_nothing, published, running, shows
 from tests.support.builders import make_request
 from tests.support.processes import START_S, Plant
 from tests.support.streams import attempts, check_exact, streams

@@ -19,13 +19,7 @@ from tokenyard.protocol.keys import (
 )
 from tokenyard.protocol.parse import parse_request, unfold
 from tokenyard.protocol.replies import TERMINAL, Reply, decode_replies, decode_reply
-from tokenyard.protocol.wire import (
-    Assignment,
-    Request,
-    pack_tokens,
-    prompt_value,
-    unpack_tokens,
-)
+from tokenyard.protocol.wire import Assignment, Request, pack_tokens, prompt_value, unpack_tokens
 from tokenyard.scripts.answers import Why
 from tokenyard.scripts.calls import destination
 from tokenyard.scripts.client import waits_at

@@ -11,18 +11,8 @@ from tests.support.builders import framed, framed_elsewhere, make_request
 from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.replies import Reply
-from tokenyard.protocol.wire import (
-    DEFAULT_RESULT_TTL_S,
-    Request,
-    pack_tokens,
-    request_fields,
-)
-from tokenyard.scripts.answers import (
-    Cancelled,
-    Dispatched,
-    Published,
-    Submitted,
-)
+from tokenyard.protocol.wire import DEFAULT_RESULT_TTL_S, Request, pack_tokens, request_fields
+from tokenyard.scripts.answers import Cancelled, Dispatched, Published, Submitted
 from tokenyard.scripts.calls import Call, destination
 from tokenyard.scripts.client import cancel
 

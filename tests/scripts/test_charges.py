@@ -23,12 +23,7 @@ from tests.scripts.test_headers import LUA
 from tests.support.yard import PlayedYard
 from tokenyard.ops.letters import requeue_letters
 from tokenyard.protocol.wire import Assignment, pack_tokens
-from tokenyard.scripts.answers import (
-    Answered,
-    Cancelled,
-    HandedBack,
-    Published,
-)
+from tokenyard.scripts.answers import Answered, Cancelled, HandedBack, Published
 from tokenyard.yard.letters import dead_letters
 
 

@@ -13,13 +13,7 @@ from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Assignment, Request
-from tokenyard.scripts.answers import (
-    Answered,
-    Cancelled,
-    Dispatched,
-    HandedBack,
-    Published,
-)
+from tokenyard.scripts.answers import Answered, Cancelled, Dispatched, HandedBack, Published
 
 #: Values that are no count.
 ODD = ["many", "-5", "1e308", "nan", "9" * 40, "9" * 9, "1.5", b"\xff", ""]

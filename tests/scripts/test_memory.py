@@ -7,13 +7,7 @@ import redis
 
 from tests.support.builders import framed, make_delta, make_request, make_result, worker_json
 from tests.support.yard import LONG_MS, PlayedYard
-from tokenyard.scripts.answers import (
-    Answered,
-    Cancelled,
-    HandedBack,
-    Publication,
-    Published,
-)
+from tokenyard.scripts.answers import Answered, Cancelled, HandedBack, Publication, Published
 
 
 def test_new_request_is_refused_and_leaves_no_trace(yard: PlayedYard) -> None:

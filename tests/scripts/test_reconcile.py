@@ -10,13 +10,7 @@ from tests.support.builders import make_request
 from tests.support.yard import PlayedYard, QueuedRequest, requests
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.wire import Request, pack_tokens
-from tokenyard.scripts.answers import (
-    Cancelled,
-    HandedBack,
-    LostRequest,
-    Published,
-    Submitted,
-)
+from tokenyard.scripts.answers import Cancelled, HandedBack, LostRequest, Published, Submitted
 
 
 def astray(yard: PlayedYard) -> list[LostRequest]:

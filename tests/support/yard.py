@@ -10,13 +10,7 @@ from typing import Any
 import msgspec
 import redis
 
-from tests.support.builders import (
-    make_delta,
-    make_request,
-    make_result,
-    random_name,
-    worker_json,
-)
+from tests.support.builders import make_delta, make_request, make_result, random_name, worker_json
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import Keys, PriorityClass

@@ -15,14 +15,7 @@ from tokenyard import clock
 from tokenyard.batch.answers import OutputLine, unrun_line
 from tokenyard.batch.lines import ParsedLine
 from tokenyard.batch.opening import OpenJob
-from tokenyard.batch.requests import (
-    LineRequest,
-    Pack,
-    line_request,
-    output_for,
-    packs,
-    read_input,
-)
+from tokenyard.batch.requests import LineRequest, Pack, line_request, output_for, packs, read_input
 from tokenyard.client.options import Item, SharedOptions
 from tokenyard.client.sync import DEFAULT_CONNECT_TIMEOUT_S, Client
 from tokenyard.protocol.errors import QuotaExceeded, TransientError, UnknownRequest

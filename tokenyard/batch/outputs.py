@@ -26,12 +26,7 @@ from tokenyard.batch.files import (
     member,
     read_lines,
 )
-from tokenyard.batch.state import (
-    BatchUsage,
-    CodeCount,
-    InputTokenDetails,
-    OutputTokenDetails,
-)
+from tokenyard.batch.state import BatchUsage, CodeCount, InputTokenDetails, OutputTokenDetails
 from tokenyard.protocol.errors import PermanentError, SettingsError
 
 #: Lines are buffered up to this size and age.

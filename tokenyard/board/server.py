@@ -14,13 +14,7 @@ from tokenyard import clock
 from tokenyard.board.app import Board
 from tokenyard.board.forms import ROOT
 from tokenyard.board.settings import BoardOptions
-from tokenyard.process.http_server import (
-    BoundedConnection,
-    HttpServer,
-    address,
-    exit_after,
-    listen,
-)
+from tokenyard.process.http_server import BoundedConnection, HttpServer, address, exit_after, listen
 from tokenyard.process.program import Exit
 from tokenyard.protocol.http_settings import BoardSettings
 from tokenyard.telemetry.endpoint import Endpoint

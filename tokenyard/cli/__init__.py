@@ -16,13 +16,7 @@ import click
 
 import tokenyard
 from tokenyard import __version__
-from tokenyard.process.program import (
-    PlainCommand,
-    PlainGroup,
-    YardChoice,
-    yard_options,
-    yard_value,
-)
+from tokenyard.process.program import PlainCommand, PlainGroup, YardChoice, yard_options, yard_value
 from tokenyard.protocol.errors import SettingsError
 
 _ROOT: Final = Path(tokenyard.__file__).resolve().parents[1]

@@ -17,14 +17,7 @@ from tokenyard import clock
 from tokenyard.client.options import Durability
 from tokenyard.client.tokenization import Detokenizer, LocalText, local_text_of
 from tokenyard.protocol.errors import RequestFailed, TokenyardError, WaitTimeout
-from tokenyard.protocol.replies import (
-    Delta,
-    Reply,
-    Result,
-    decode_cached,
-    to_delta,
-    to_result,
-)
+from tokenyard.protocol.replies import Delta, Reply, Result, decode_cached, to_delta, to_result
 
 Listener = Callable[["PendingRequest"], None]
 

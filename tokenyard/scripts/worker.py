@@ -12,13 +12,7 @@ from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.replies import Reply, Usage, code_of, encode_cached
 from tokenyard.protocol.wire import Assignment, ReplyKind
 from tokenyard.protocol.worker_info import HostInfo, encode_host
-from tokenyard.scripts.answers import (
-    CancelledUse,
-    HandedBack,
-    Publication,
-    Published,
-    Why,
-)
+from tokenyard.scripts.answers import CancelledUse, HandedBack, Publication, Published, Why
 from tokenyard.scripts.calls import Arg, Caller, codes, destination
 
 #: Answer of `WorkerScripts.retire` for a worker that the yard does not know.

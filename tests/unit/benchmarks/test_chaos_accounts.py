@@ -8,12 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from benchmarks.chaos.accounts import (
-    Account,
-    Accounts,
-    check_accounts,
-    tenants_of_a_run,
-)
+from benchmarks.chaos.accounts import Account, Accounts, check_accounts, tenants_of_a_run
 from benchmarks.chaos.answers import Answer
 from benchmarks.chaos.check import check, gather
 from benchmarks.chaos.history import Asked, Charged, Event, Lifted, Moved, Paid, Published

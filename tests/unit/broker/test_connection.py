@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 from redis import exceptions
 
-from tokenyard.broker.connection import (
-    open_async_connection,
-    open_connection,
-    translated,
-)
+from tokenyard.broker.connection import open_async_connection, open_connection, translated
 from tokenyard.protocol.errors import (
     BrokerNotWritable,
     BrokerUnavailable,

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.placement.decide import (
-    PATIENCE_GONE_S,
-    PATIENCE_S,
-    PendingLoad,
-    Situation,
-    place,
-)
+from coordinator.placement.decide import PATIENCE_GONE_S, PATIENCE_S, PendingLoad, Situation, place
 from tests.support.situations import NOW_MS, WAIT_S, decide, demand, host, loads, worker
 from tokenyard.protocol.control import Command
 from tokenyard.protocol.worker_info import HostInfo

@@ -5,12 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from coordinator.telemetry.tenant_series import (
-    MOST_TENANTS,
-    REVIEW_S,
-    TenantChoice,
-    TenantFigures,
-)
+from coordinator.telemetry.tenant_series import MOST_TENANTS, REVIEW_S, TenantChoice, TenantFigures
 
 SCRAPE_S = 15.0
 HOUR_S = 3600.0

@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.bridge.engine_core import (
-    ADD,
-    EngineCoreRequest,
-    EnginePoolingParams,
-    decode_request,
-)
+from gateway.bridge.engine_core import ADD, EngineCoreRequest, EnginePoolingParams, decode_request
 from gateway.bridge.requests import Asked, Caller, Refused, RequestReader, id_of, read_id
 from gateway.http.errors import GatewayError
 from tokenyard.protocol.wire import PoolingParams, SamplingParams, unpack_tokens

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.builders import entry_fields
 from tokenyard.client.build import PreparedRequest, RequestBuilder
-from tokenyard.protocol.digest import (
-    UNREADABLE,
-    entry_digest,
-    entry_recipe,
-    request_digest,
-)
+from tokenyard.protocol.digest import UNREADABLE, entry_digest, entry_recipe, request_digest
 from tokenyard.protocol.parse import read_request
 from tokenyard.protocol.wire import Request, prompt_value, template_of
 

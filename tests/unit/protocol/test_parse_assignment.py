@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.protocol.test_parse import FIELD_NAMES, GOOD, VALUES
 from tokenyard.protocol.parse import parse_assignment
-from tokenyard.protocol.wire import (
-    MAX_FIELDS,
-    Assignment,
-    Request,
-    SamplingParams,
-)
+from tokenyard.protocol.wire import MAX_FIELDS, Assignment, Request, SamplingParams
 
 ASSIGNED = {**GOOD, b"sid": b"normal/1-0", b"attempt": b"2", b"crashes": b"1"}
 DEFAULTS = {"temperature": 0, "max_tokens": 64, "stop": ["\n"], "logit_bias": {"5": -1.0}}

@@ -6,11 +6,7 @@ import pytest
 
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.parse import parse_request, unfold
-from tokenyard.protocol.wire import (
-    Request,
-    Unanswerable,
-    pack_tokens,
-)
+from tokenyard.protocol.wire import Request, Unanswerable, pack_tokens
 
 COMMON = b'{"v":"1","client":"ann","reply_to":"replies:ann","params":"{\\"max_tokens\\":3}"}'
 FOLDED = {b"id": b"q1", b"tokens": pack_tokens([1, 2]), b"common": COMMON}

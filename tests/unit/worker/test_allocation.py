@@ -9,15 +9,7 @@ import pytest
 
 from tests.support.pools import PAIR, A, B, make_handle
 from worker.engines import Memory, RankGroup
-from worker.host.allocation import (
-    GiveWay,
-    Goal,
-    Release,
-    Replace,
-    Step,
-    TakeUp,
-    next_steps,
-)
+from worker.host.allocation import GiveWay, Goal, Release, Replace, Step, TakeUp, next_steps
 from worker.host.leak import READINGS, MemoryReading, Verdict
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State

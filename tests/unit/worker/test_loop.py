@@ -34,12 +34,7 @@ from worker.messages import (
     Wake,
 )
 from worker.models import ModelSpec
-from worker.process.loop import (
-    DRAINING_WAIT_S,
-    IDLE_WAIT_S,
-    LEAST_CLEARED,
-    PROGRESS_EVERY_S,
-)
+from worker.process.loop import DRAINING_WAIT_S, IDLE_WAIT_S, LEAST_CLEARED, PROGRESS_EVERY_S
 from worker.process.outcomes import Aborted, Expired, Remembered, Run
 
 

@@ -10,15 +10,7 @@ import pytest
 from tests.support.pools import MEMORY, A, B, Theatre, engine_info
 from worker.engines import Memory
 from worker.host.allocation import Replace
-from worker.messages import (
-    CommandRefused,
-    Drain,
-    Drained,
-    Heartbeat,
-    LoadModel,
-    Ready,
-    Warm,
-)
+from worker.messages import CommandRefused, Drain, Drained, Heartbeat, LoadModel, Ready, Warm
 
 MIB = 1024**2
 

@@ -8,13 +8,7 @@ import pytest
 
 from tokenyard.protocol.control import PAUSE_MODES, DesiredState, PauseMode
 from worker.host.process_state import ObservedState, is_fit, next_step, why_not
-from worker.messages import (
-    EngineCommand,
-    PauseEngine,
-    ReloadWeights,
-    SetEpoch,
-    UnpauseEngine,
-)
+from worker.messages import EngineCommand, PauseEngine, ReloadWeights, SetEpoch, UnpauseEngine
 
 
 def wanted(**values: Any) -> DesiredState:

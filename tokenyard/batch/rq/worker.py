@@ -26,12 +26,7 @@ from rq.worker import BaseWorker
 from rq.worker.base import WorkerStatus
 
 from tokenyard import clock
-from tokenyard.batch.rq.jobs import (
-    FOLDER_PREFIX,
-    MALFORMED,
-    PERFORM_FOR_GATEWAYS,
-    KnownJob,
-)
+from tokenyard.batch.rq.jobs import FOLDER_PREFIX, MALFORMED, PERFORM_FOR_GATEWAYS, KnownJob
 from tokenyard.batch.rq.taken import TakenJobs, WorkerQueue, refuse_foreign
 from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.process.children import bind_forked_children
