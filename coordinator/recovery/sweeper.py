@@ -181,16 +181,18 @@ class Sweeper:
         if not ids:
             self._yard.connection.zrem(self._yard.keys.clients, client)
         for raw in ids or ():
+            self._acted += 1
             request_id = parse_id(raw)
             if request_id is None:
                 self._counts.bad["clients"] += 1
             else:
                 code = self._scripts.cancel(client, request_id, "its client has disappeared")
+                if code is Cancelled.MOVED:
+                    continue  # its id stays, and a later round tries again
                 if code is not Cancelled.OVER:
                     log.info("cancelled %s/%s: its client has disappeared", client, request_id)
             # Only now, so that a successor tries again after a crash in between.
             self._yard.connection.srem(attached, raw)
-            self._acted += 1
 
 
 def _full(request: Request, name: PriorityClass, most: int) -> Refused:

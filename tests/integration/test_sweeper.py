@@ -14,6 +14,7 @@ from tests.support.lanes import LONG_MS, Lanes, requests
 from tests.support.waiting import eventually
 from tokenyard.protocol.replies import to_result
 from tokenyard.protocol.wire import Request, pack_tokens
+from tokenyard.scripts.answers import Cancelled
 
 IDLE_MS = 1000
 MANY_TURNS = 60
@@ -108,6 +109,23 @@ class TestRounds:
         eventually(lambda: lanes.connection.zcard(lanes.keys.clients) == 1)
         assert lanes.waiting() == 7
         assert lanes.connection.scard(lanes.keys.attached("stays")) == 7
+
+
+def test_a_lost_clients_request_that_moves_all_the_time_is_cancelled_later(
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator.recovery.sweeper, "EVERY_S", 0.0)
+    leading = lanes.take_lead()
+    lanes.scripts.submit("normal", [make_request("a", client="ann")], watched="ann")
+    lanes.connection.zadd(lanes.keys.clients, {"ann": 1})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leading._sweeper._scripts, "cancel", lambda *_: Cancelled.MOVED)
+        leading._sweeper.run_once()
+    assert lanes.connection.smembers(lanes.keys.attached("ann")) == {b"a"}
+
+    leading._sweeper.run_once()
+    assert lanes.result("a", "ann").status == "cancelled"
 
 
 def _ledger(lanes: Lanes, request_id: str) -> str:
