@@ -34,9 +34,8 @@ from coordinator.placement.needs import LEAST_S, cost_s, turn_s
 from tokenyard import Client
 from tokenyard.client.options import FullPrompt
 from tokenyard.protocol.control import Command
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.settings import CoordinatorSettings
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.snapshot import read_yard
 
 EXAMPLE: Final = Path(__file__).parent.parent / "examples" / "arithmetic" / "models.toml"

@@ -21,8 +21,7 @@ import redis
 from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.protocol.control import Command, parse_command
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.yard.snapshot import YardView, read_yard
 
 #: The embedded server, or the system's own.

@@ -37,10 +37,9 @@ from tokenyard.broker.outage import Outage
 from tokenyard.process.embedding import ServiceAddress, started_address
 from tokenyard.process.service_manager import ServiceManager
 from tokenyard.process.wake_pipe import WakeupPipe
-from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys, Yard
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.texts import counted
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.calls import LostLeadership, load_scripts
 from tokenyard.telemetry.endpoint import Endpoint

@@ -12,12 +12,11 @@ import redis
 
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
-from tokenyard.protocol.keys import TENANT_CAME
+from tokenyard.protocol.keys import TENANT_CAME, Yard
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.protocol.worker_info import OutputDefaults
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.calls import Arg
 

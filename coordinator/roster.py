@@ -28,6 +28,7 @@ from tokenyard.protocol.control import (
     model_scope,
     worker_scope,
 )
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.streams import position, unix_ms
 from tokenyard.protocol.worker_info import (
     HostInfo,
@@ -38,7 +39,6 @@ from tokenyard.protocol.worker_info import (
     decode_workers,
     split_hosts,
 )
-from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.coordinator.roster")
 

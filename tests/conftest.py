@@ -30,8 +30,7 @@ from tests.support.leftovers import end_leftovers, mark_descendants
 from tests.support.processes import Plant
 from tests.support.servers import Server, ServerName, find_binary
 from tests.support.zygote import stop_zygote
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.scripts import Scripts
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from benchmarks.scale.backlog import Side
 from benchmarks.scale.yard import Fleet, Yards, scale_yards
 from tokenyard.broker.connection import open_connection
 from tokenyard.process.embedded_broker import EmbeddedBroker
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.wire import Request, pack_tokens, request_fields
-from tokenyard.protocol.yard import Yard
 
 #: What one pipeline writes at once.
 _PAGE: Final = 1_000

@@ -18,10 +18,9 @@ from msgspec import Struct
 
 from benchmarks.chaos.check import History, Story, Violation
 from benchmarks.chaos.history import Asked
-from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, Yard
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import DAY, TenantSettings
-from tokenyard.protocol.yard import Yard
 
 #: Weighted tokens for one token out; one in counts as one.
 _OUTPUT_WEIGHT: Final = 2

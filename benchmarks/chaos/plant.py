@@ -33,11 +33,10 @@ from tokenyard.ops.keys import create_key
 from tokenyard.process.embedded_broker import free_port
 from tokenyard.protocol.api_keys import ApiKey
 from tokenyard.protocol.errors import TransientError
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.settings import EngineName
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.worker_info import WorkerInfo
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.reads import intakes
 
 COORDINATORS: Final = 2

@@ -22,12 +22,11 @@ import redis
 from tokenyard.process.embedded_broker import free_port
 from tokenyard.process.servers import find_server
 from tokenyard.protocol.digest import request_digest
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams, pack_tokens
 from tokenyard.protocol.worker_info import WorkerInfo, encode_worker
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Move, Publication
 from tokenyard.scripts.calls import destination

@@ -24,10 +24,9 @@ from benchmarks.scale.yard import Fleet, Yards, scale_yards
 from benchmarks.yard import ServerName, embedded_broker
 from tokenyard import Client
 from tokenyard.broker.connection import open_connection
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.replies import decode_replies
 from tokenyard.protocol.wire import Request, SamplingParams, pack_tokens
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Submitted
 

@@ -29,7 +29,7 @@ import msgspec
 from tokenyard.broker.connection import open_connection
 from tokenyard.process.interpreter import collect_seldom
 from tokenyard.process.wake_pipe import WakeupPipe
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.replies import Provenance, Reply, Usage, json_text
 from tokenyard.protocol.wire import Assignment
@@ -40,7 +40,6 @@ from tokenyard.protocol.worker_info import (
     WorkerTotals,
     encode_worker,
 )
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Publication, Published
 from worker.host.membership import lane_limit

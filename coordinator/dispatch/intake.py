@@ -19,10 +19,9 @@ from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard import clock
 from tokenyard.broker.direct import ask_all
-from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Yard
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.streams import FAR_FUTURE_MS, position
-from tokenyard.protocol.yard import Yard
 
 #: Entries of a page. It has whole requests, so no more than a turn reads anyway.
 PAGE = 100

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from coordinator.roster import Roster
 from coordinator.routing.selection import Selection
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.wire import Request
-from tokenyard.protocol.yard import Yard
 
 #: Lanes that are read in one turn after a takeover.
 MOST_AT_ONCE: Final = 32

@@ -22,11 +22,17 @@ from coordinator.dispatch.tenant_shares import USUAL_AT_FIRST
 from coordinator.routing.queued_request import QueuedRequest
 from tokenyard import clock
 from tokenyard.broker.direct import ask_all
-from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name, is_tenant, split_intake
+from tokenyard.protocol.keys import (
+    PRIORITY_CLASSES,
+    Keys,
+    Yard,
+    intake_name,
+    is_tenant,
+    split_intake,
+)
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import decode_tenants
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts.answers import Charge
 
 #: Tenants of one page of the line. With 256 the broker took a quarter longer for each request.

@@ -14,9 +14,9 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from tokenyard import clock
 from tokenyard.clock import BrokerTime
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.tenants import outdated
 from tokenyard.protocol.texts import counted
-from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.coordinator.usage_pruner")
 

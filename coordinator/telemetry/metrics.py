@@ -20,14 +20,12 @@ from coordinator.telemetry.counts import CoordinatorCounts
 from coordinator.telemetry.tenant_series import TENANT_METRICS, TenantSeries
 from tokenyard.broker.connection import batch_connection, connected, open_connection
 from tokenyard.protocol.errors import SettingsError, TokenyardError
-from tokenyard.protocol.keys import COUNTED, LINE_STATES, PRIORITY_CLASSES, Keys
+from tokenyard.protocol.keys import COUNTED, LINE_STATES, PRIORITY_CLASSES, Keys, Yard
 from tokenyard.protocol.leader_reports import YardDemand, read_demand
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.worker_info import WORKER_STATES
-from tokenyard.protocol.yard import Yard
-from tokenyard.telemetry.batch_queue import read_batch_service
-from tokenyard.telemetry.intake_ages import depths_of, queue_depths, read_oldest_ms
 from tokenyard.telemetry.metrics import REQUESTS, RETRIES, Metric, histograms, numbers, summary
+from tokenyard.telemetry.queues import depths_of, queue_depths, read_batch_service, read_oldest_ms
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -21,6 +21,7 @@ from redis.exceptions import NoPermissionError
 from coordinator.roster import Roster, RosterMember
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.leader_reports import (
     EVERY_MS,
     FIELD,
@@ -31,10 +32,9 @@ from tokenyard.protocol.leader_reports import (
     history_fields,
 )
 from tokenyard.protocol.worker_info import WorkerTotals
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
-from tokenyard.telemetry.intake_ages import depths_of, queue_depths
 from tokenyard.telemetry.metrics import summed, trimmed
+from tokenyard.telemetry.queues import depths_of, queue_depths
 
 log = logging.getLogger("tokenyard.coordinator.recorder")
 

@@ -13,10 +13,9 @@ from redis.exceptions import NoPermissionError
 
 from tokenyard import clock
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import is_tenant
+from tokenyard.protocol.keys import Yard, is_tenant
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import FAILED, WAIT, day_before, field_of
-from tokenyard.protocol.yard import Yard
 from tokenyard.telemetry.metrics import Metric, bucketed, numbers
 
 if TYPE_CHECKING:

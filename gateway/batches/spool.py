@@ -34,7 +34,7 @@ from tokenyard import clock
 from tokenyard.batch.outputs import OutputInUse
 from tokenyard.batch.rq.jobs import FOLDER_PREFIX
 from tokenyard.batch.state import BatchSpec, load_state
-from tokenyard.process.owned_folder import owned_folder
+from tokenyard.process.home import owned_folder
 
 #: So long after the last part, or after so many new bytes, the next one is written.
 _EVERY_S: Final = 5.0

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gateway.bridge.engine_core import FINAL_ONLY, EngineCoreRequest, EnginePoolingParams
-from gateway.queue.pooling import wire_input, wire_pooling
+from gateway.queue.yard import wire_input, wire_pooling
 from tokenyard.protocol.digest import defaults_among
 from tokenyard.protocol.keys import PRIORITY_CLASSES, PriorityClass, http_client, is_tenant
 from tokenyard.protocol.sampling import TAKEN

@@ -24,7 +24,7 @@ from tokenyard.broker.outage import Backoff
 from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import free_port
 from tokenyard.process.extras import installed_vllm
-from tokenyard.process.owned_folder import owned_folder
+from tokenyard.process.home import owned_folder
 from tokenyard.process.program import Exit
 from tokenyard.process.running import URL_VARIABLE, YARD_VARIABLE
 from tokenyard.protocol.errors import PermanentError, SettingsError, StartFailed

@@ -27,7 +27,7 @@ from gateway.frontend.pooling import InputGroup, tasks_of
 from gateway.frontend.side import at_home, each_at_home, end_turn, tell_home
 from gateway.http.context import RequestContext, current
 from gateway.http.errors import GatewayError, of_result, unavailable
-from gateway.queue.pooling import wire_input, wire_pooling
+from gateway.queue.yard import wire_input, wire_pooling
 from tokenyard.process.interpreter import run_deep
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.media import Media

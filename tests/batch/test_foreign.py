@@ -23,7 +23,7 @@ from tokenyard.batch.rq.jobs import JobOrder, UnknownJob, describe
 from tokenyard.batch.rq.listing import list_jobs
 from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.batch.state import BatchSpec
-from tokenyard.telemetry.batch_queue import queue_name
+from tokenyard.telemetry.queues import queue_name
 
 ORDER = {"spec": {"input": "/in", "output": "/out"}}
 MINE = "tokenyard.batch.rq.work.perform"

@@ -19,9 +19,8 @@ from tokenyard.batch.state import BatchSpec
 from tokenyard.doctor import diagnose, gather
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import WaitTimeout
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
-from tokenyard.telemetry.batch_queue import BatchService, read_batch_service
+from tokenyard.protocol.keys import Keys, Yard
+from tokenyard.telemetry.queues import BatchService, read_batch_service
 
 
 class Alone(RqYard):

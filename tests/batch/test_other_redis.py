@@ -19,8 +19,7 @@ from tokenyard.cli import main
 from tokenyard.doctor import diagnose, gather
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import SettingsError
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 
 CLUSTER = "redis+cluster://127.0.0.1:1"
 

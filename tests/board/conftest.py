@@ -21,8 +21,7 @@ from tokenyard.board import access, app
 from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.pages import request as one
 from tokenyard.board.pages import requests as listing
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.scripts import Scripts
 
 

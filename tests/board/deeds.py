@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tokenyard.ops.operation import Caller, Operation, Outcome, Preview
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 
 class Deeds:

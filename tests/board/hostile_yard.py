@@ -12,10 +12,10 @@ from tokenyard.batch.rq.jobs import BatchQueue, JobOrder
 from tokenyard.batch.state import BatchSpec
 from tokenyard.board.pages import PAGES
 from tokenyard.ops.audit import AuditEntry, record
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.replies import ErrorInfo, Reply, encode_reply, json_text
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo, encode_host, encode_worker
-from tokenyard.protocol.yard import Yard
 
 #: It ends tags and attributes, runs scripts, turns the text around, and moves the cursor.
 EVIL = (

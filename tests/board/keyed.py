@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 from tests.board.asking import Answer, Asking, opened
 from tests.support.api_keys import create_key
 from tokenyard.protocol.api_keys import Role
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 

@@ -19,7 +19,7 @@ from tokenyard.board.forms import ROOT
 from tokenyard.board.page import Actor
 from tokenyard.board.settings import BoardOptions
 from tokenyard.ops.audit import AuditEntry, read_audit
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 ORIGIN = "http://localhost"
 Fields = Mapping[str, str | Sequence[str]]

@@ -17,7 +17,7 @@ from tokenyard.board.page import RANK, Parameters
 from tokenyard.board.pages import PAGES
 from tokenyard.ops.audit import read_audit
 from tokenyard.protocol.api_keys import Role
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 pytestmark = pytest.mark.usefixtures("quick_refusals")
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "NONE")

@@ -17,8 +17,7 @@ from tokenyard.board import app
 from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.page import MAX_PARAMETER, Page, Parameters
 from tokenyard.board.pages import PAGES
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 
 #: What is put wherever the board takes a text.
 HOSTILE = (

@@ -26,7 +26,7 @@ from tokenyard.batch.state import BatchSpec
 from tokenyard.board.page import Actor
 from tokenyard.ops import batches as ops
 from tokenyard.process.program import Exit
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 __all__ = ["write_lines", "yard"]
 pytestmark = pytest.mark.valkey_only

@@ -17,9 +17,8 @@ from tokenyard.board.pages.devices import MOST_COMMANDS, SAMPLES, TILES
 from tokenyard.board.rendering import Templates
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.worker_info import ModelInfo, WorkerTotals
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts.answers import Move
 
 

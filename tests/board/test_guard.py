@@ -13,7 +13,7 @@ from tests.support.servers import Server
 from tokenyard.board.forms import read_back
 from tokenyard.board.operations import OPERATIONS
 from tokenyard.board.page import Actor, Parameters
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 DEED = f"/board/do/{next(iter(OPERATIONS))}"
 

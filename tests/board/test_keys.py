@@ -10,7 +10,7 @@ from tests.board.keyed import Keyed
 from tests.support.api_keys import create_key
 from tokenyard.ops.audit import read_audit
 from tokenyard.ops.keys import list_keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 HOSTILE = "<b>x</b>\x1b[31m\u202e"
 

@@ -15,8 +15,7 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.board import access, app
 from tokenyard.board.page import Actor
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 
 
 def looking(ask: Asking, count: int, most_bytes: int = 2**24) -> Any:

@@ -21,9 +21,8 @@ from tokenyard.ops.audit import read_audit
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, carry_out, operation
 from tokenyard.ops.tenants import set_tenant
 from tokenyard.process.program import YardChoice
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.tenants import TenantSettings
-from tokenyard.protocol.yard import Yard
 
 Colour = Annotated[str, Field("Colour", "Any that you like.")]
 

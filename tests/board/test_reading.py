@@ -19,8 +19,7 @@ from tests.support.yard import PlayedYard
 from tokenyard.board import app
 from tokenyard.board.page import Page, Parameters
 from tokenyard.board.reading import Busy, YardReader
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 
 WAIT_S = 60.0
 

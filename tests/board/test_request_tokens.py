@@ -21,8 +21,8 @@ from tests.support.yard import PlayedYard
 from tokenyard.board.page import request_address
 from tokenyard.board.pages import request as one
 from tokenyard.board.pages.request import MOST_TOKENS, Tokenizers, token_rate
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.wire import Request, SamplingParams
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts.answers import Publication
 
 pytestmark = pytest.mark.valkey_only

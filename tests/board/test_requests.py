@@ -22,8 +22,8 @@ from tokenyard.board.pages import requests as listing
 from tokenyard.board.pages.requests import given_place, place_text, view_requests
 from tokenyard.ops.names import named_request
 from tokenyard.protocol.errors import BadInput
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.wire import request_fields
-from tokenyard.protocol.yard import Yard
 
 pytestmark = [pytest.mark.valkey_only, pytest.mark.usefixtures("wide_search")]
 #: Commands of a page of twenty requests, however many there are.

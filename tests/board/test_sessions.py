@@ -16,7 +16,7 @@ from tokenyard.board import access
 from tokenyard.board.page import Actor
 from tokenyard.ops.keys import revoke_key
 from tokenyard.protocol.api_keys import key_digest
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 pytestmark = pytest.mark.usefixtures("quick_refusals")
 

@@ -13,8 +13,8 @@ from tests.board.asking import Asking
 from tests.support.api_keys import create_key
 from tokenyard.ops.audit import read_audit
 from tokenyard.ops.tenants import set_tenant
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.tenants import read_tenants
 
 DASH = "\N{EN DASH}"

@@ -18,11 +18,10 @@ from tokenyard.board.pages import yard as checkup
 from tokenyard.doctor import Evidence, diagnose
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
-from tokenyard.protocol.keys import PRIORITY_CLASSES
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Yard
 from tokenyard.protocol.leader_reports import HistorySample, history_fields
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
-from tokenyard.protocol.yard import Yard
-from tokenyard.telemetry.intake_ages import MOST_OF_LINE
+from tokenyard.telemetry.queues import MOST_OF_LINE
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
 

@@ -16,8 +16,7 @@ from tests.support.yard import PlayedYard
 from tokenyard.cli import demo, main
 from tokenyard.cli.up import Foreground
 from tokenyard.cli.up.local_yard import LocalPlan
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.scripts import Scripts
 
 #: Slow enough that a test can observe a request of thousands of tokens while it runs.

@@ -14,8 +14,7 @@ from tests.support.builders import make_request, random_name, worker_json
 from tests.support.servers import Server
 from tokenyard.doctor import diagnose, gather
 from tokenyard.process.program import Exit
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.scripts import Scripts
 
 

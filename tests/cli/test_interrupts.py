@@ -17,8 +17,7 @@ from tests.cli.running import Up, in_terminal, python, read_until, tokenyard
 from tests.support.waiting import eventually
 from tokenyard.process.interrupted import Interrupted, Interrupts
 from tokenyard.process.program import Exit
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.yard.snapshot import read_yard
 
 END_S = 60.0

@@ -20,9 +20,8 @@ from tests.support.lanes import running
 from tests.support.unwritable import CODES, Ailing, Ailment
 from tests.support.waiting import eventually
 from tokenyard.process.program import Exit
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.settings import CoordinatorSettings
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 

@@ -18,8 +18,7 @@ from tests.support.waiting import eventually
 from tokenyard.client.sync import Client
 from tokenyard.process.program import Exit
 from tokenyard.process.running import running_up
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.yard.snapshot import read_yard
 
 

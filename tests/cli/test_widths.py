@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 
 from tests.support.snapshots import make_letter, make_view, make_view_worker
 from tokenyard.batch.state import Batch, BatchUsage, RequestCounts
-from tokenyard.cli import dead, doctor, explain, info, models, requests
+from tokenyard.cli import dead, doctor, info, models, requests
 from tokenyard.cli.batch import jobs as batch_jobs
 from tokenyard.cli.shared import tables
 from tokenyard.cli.shared.tables import Column, FittingTable, table_of
@@ -304,7 +304,7 @@ def test_explain_shows_a_long_worker_name_whole() -> None:
         attempts=[attempt],
         waits_for=all_pauses(yard(LONG).desired_states)[0].text(90_000),
     )
-    text = drawn(explain._table(timeline))
+    text = drawn(requests._table(timeline))
     assert f"{HOST}-0.12" in text
     assert "normal/1763700000000-0" in text
     assert f"kim@{HOST}: look at its driver" in " ".join(text.split())

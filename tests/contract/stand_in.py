@@ -11,11 +11,10 @@ import redis
 
 from tests.contract.turns import taking_turns
 from tests.support.builders import make_delta, make_result, worker_json
-from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, Yard, intake_name
 from tokenyard.protocol.parse import parse_assignment, parse_request
 from tokenyard.protocol.replies import json_text
 from tokenyard.protocol.wire import Assignment, Request, unpack_tokens
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Dispatched, Move, Publication, Published
 from tokenyard.scripts.calls import load_scripts

@@ -29,8 +29,8 @@ from tokenyard.ops import requests
 from tokenyard.ops.audit import COMMAND_LINE
 from tokenyard.ops.names import request_name
 from tokenyard.ops.operation import Caller, carry_out
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.streams import unix_ms
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts import client as client_scripts
 from tokenyard.scripts.calls import Call

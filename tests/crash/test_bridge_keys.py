@@ -21,8 +21,8 @@ from tests.support.processes import Plant, Program
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.process.embedded_broker import free_port
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.tenants import TenantSettings, encode_tenant
-from tokenyard.protocol.yard import Yard
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,9 +19,8 @@ from tests.support.processes import Plant
 from tests.support.servers import Server, find_binary
 from tests.support.streams import attempts, begun, check_exact, check_serves
 from tests.support.waiting import eventually
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.wire import Request, SamplingParams
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 pytestmark = pytest.mark.crash

@@ -24,8 +24,8 @@ from tokenyard.board.pages import PAGES
 from tokenyard.cli import main
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order, Signal, Trial, model_scope
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.wire import Request, SamplingParams, request_fields
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.yard.tenants import list_tenants, search_tenants
 from worker.engines.crash_points import FAULTY, POISON

@@ -35,9 +35,8 @@ from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.protocol.gateway_settings import BridgeSettings, GatewaySettings
 from tokenyard.protocol.http_settings import BoardSettings
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.protocol.yard import Yard
 
 ADDER = DEPLOY.parent / "examples" / "arithmetic" / "models" / "adder"
 START_S = 60.0

@@ -21,10 +21,9 @@ from tests.support.builders import make_request, random_name
 from tokenyard.batch.rq.jobs import BatchQueue
 from tokenyard.broker.connection import open_connection
 from tokenyard.ops.keys import list_keys, revoke_key
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.replies import Reply
 from tokenyard.protocol.wire import Request, SamplingParams
-from tokenyard.protocol.yard import Yard
 
 pytest.importorskip("vllm", reason="the gateway's front end is vLLM's")
 

@@ -12,8 +12,7 @@ from tests.support.brokers import GuardedServer
 from tests.support.builders import random_name
 from tests.support.waiting import eventually
 from tokenyard.clock import BrokerTime
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 
 #: The scripts that each user calls.
 SCRIPTS = {

@@ -16,8 +16,7 @@ from tokenyard import Cancellation
 from tokenyard.broker.check import check_broker
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import DesiredState, Order
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.client import request_cancel
 

@@ -14,8 +14,7 @@ from tests.deploy.rights import denied
 from tests.support.brokers import GuardedServer
 from tokenyard.broker.check import write_error
 from tokenyard.broker.connection import open_connection
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 
 USERS = ("client", "coordinator", "worker", "admin", "batch")
 

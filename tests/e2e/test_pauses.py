@@ -10,8 +10,7 @@ import redis
 from tokenyard import Client, Handle
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import PAUSE_MODES, Order, PauseMode, Signal
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(400)]
 

@@ -25,8 +25,7 @@ from tests.support.watched import Keep
 from tests.support.yard import PlayedYard
 from tokenyard.cli import main
 from tokenyard.ops.control import Signals
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.scripts import Scripts
 from worker import WorkerController
 

@@ -21,8 +21,7 @@ from tokenyard.ops.keys import list_keys, revoke_key
 from tokenyard.protocol.api_keys import ApiKey, decode_key, encode_key, key_digest
 from tokenyard.protocol.errors import BadInput, SettingsError
 from tokenyard.protocol.gateway_settings import GatewaySettings
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 
 pytest.importorskip("starlette", reason="the gateway is not installed")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import redis
 
 from benchmarks.chaos.accounts import read_accounts
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 
 C, ACME = "client-0", "acme"
 

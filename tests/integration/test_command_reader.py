@@ -11,7 +11,7 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tokenyard.broker.connection import open_connection
 from tokenyard.protocol.control import Command, DesiredState, Order
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 from tokenyard.scripts import Scripts
 from worker.host.commands import CommandReader
 from worker.process.stream_reader import COUNT

@@ -28,8 +28,7 @@ from tokenyard.broker import discovery, tls
 from tokenyard.broker.connection import open_async_connection, open_connection, translated
 from tokenyard.broker.discovery import Address, ClusterNodes
 from tokenyard.doctor import check_server, gather
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Publication, Published
 from tokenyard.scripts.calls import Call, command_of, load_scripts, script_names

@@ -13,9 +13,8 @@ from coordinator.dispatch.intake import LOOK_AHEAD, Intake
 from coordinator.routing.queued_request import QueuedRequest
 from tests.support.servers import Server
 from tokenyard.broker.connection import open_connection
-from tokenyard.protocol.keys import IntakeClass, Keys
+from tokenyard.protocol.keys import IntakeClass, Keys, Yard
 from tokenyard.protocol.settings import CoordinatorSettings
-from tokenyard.protocol.yard import Yard
 
 BATCH = 8
 

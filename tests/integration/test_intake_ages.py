@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from tokenyard.protocol.keys import Keys, PriorityClass, intake_name
-from tokenyard.protocol.yard import Yard
-from tokenyard.telemetry.intake_ages import MOST_OF_LINE, read_ages_ms, read_oldest_ms
+from tokenyard.protocol.keys import Keys, PriorityClass, Yard, intake_name
+from tokenyard.telemetry.queues import MOST_OF_LINE, read_ages_ms, read_oldest_ms
 from tokenyard.yard.history import read_snapshot
 
 NOW_MS = 2_000_000_000_000

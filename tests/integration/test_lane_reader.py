@@ -11,8 +11,8 @@ import redis
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.wire import Assignment
-from tokenyard.protocol.yard import Yard
 from worker.process.lane_session import LaneReader
 
 

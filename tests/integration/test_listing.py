@@ -15,10 +15,9 @@ from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.replies import Provenance, Usage, json_text
 from tokenyard.protocol.wire import Request, request_fields
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.listing import Owners, Query, RequestList, find_owners, list_requests
 from tokenyard.yard.requests import STATES
 

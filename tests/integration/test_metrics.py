@@ -33,10 +33,10 @@ from tokenyard.protocol.errors import QueueFull, SettingsError
 from tokenyard.protocol.keys import is_tenant
 from tokenyard.protocol.tenants import day_before
 from tokenyard.protocol.wire import SamplingParams
-from tokenyard.telemetry.batch_queue import queue_name
 from tokenyard.telemetry.endpoint import Endpoint
 from tokenyard.telemetry.health import Health
 from tokenyard.telemetry.metrics import BUCKETS_S, Metric
+from tokenyard.telemetry.queues import queue_name
 from worker.engines.crash_points import FAULTY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"

@@ -13,7 +13,7 @@ from tests.support.builders import random_name
 from tests.support.lanes import LONG_MS, Lanes
 from tests.support.servers import Server
 from tests.support.waiting import eventually
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 from tokenyard.scripts import Scripts
 
 

@@ -19,9 +19,9 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.replies import decode_cached, to_result
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, unpack_tokens
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Publication, Published
 from tokenyard.telemetry.tracing import Tracer

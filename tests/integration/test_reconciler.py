@@ -18,10 +18,9 @@ from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard import Client, RequestFailed
 from tokenyard.clock import BrokerTime
-from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys, Yard
 from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, parse_pass
 from tokenyard.protocol.replies import to_result
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Publication, Published
 

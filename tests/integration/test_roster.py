@@ -11,9 +11,8 @@ from tests.support.builders import worker_json
 from tests.support.fake_clock import FakeClock
 from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.protocol.control import ALL, DesiredState, Order, RunState, model_scope, worker_scope
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.worker_info import WORKER_STATES, HostInfo, ModelInfo, encode_host
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 
 ADDER = ModelInfo(name="adder", adapters=["roman"], pin=1)

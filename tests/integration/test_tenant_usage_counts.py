@@ -7,8 +7,7 @@ import redis
 
 import coordinator.telemetry.tenant_series
 from coordinator.telemetry.tenant_series import WHATS, TenantUsageCounts
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 
 MODELS = ("", "sim")
 

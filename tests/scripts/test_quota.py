@@ -11,9 +11,8 @@ from tests.scripts.quota_rig import ACCEPTED, EACH, MOST, QUOTA, WINDOWS, ask, c
 from tests.scripts.tenant_rig import TOKENS
 from tests.support.builders import make_request
 from tests.support.yard import PlayedYard
-from tokenyard.protocol.keys import TENANT_CAME, TENANTS_QUEUED_TOKENS
+from tokenyard.protocol.keys import TENANT_CAME, TENANTS_QUEUED_TOKENS, Yard
 from tokenyard.protocol.wire import SamplingParams
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Submitted
 from tokenyard.yard.tenants import read_tenants

@@ -7,9 +7,8 @@ import redis
 from tests.support.builders import make_request
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.leader_reports import HistorySample, history_fields
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.yard.history import read_history
 from tokenyard.yard.snapshot import LeaderView, read_standbys

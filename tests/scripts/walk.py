@@ -29,11 +29,10 @@ from tests.support.builders import make_delta, make_result, random_name
 from tests.support.yard import PlayedYard, QueuedRequest
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, intake_name
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Keys, Yard, intake_name
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import TERMINAL, refusal
 from tokenyard.protocol.wire import Assignment, Request, pack_tokens, request_fields, unpack_tokens
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import (
     Answered,

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenyard.ops import keys
 from tokenyard.protocol.api_keys import ApiKey
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 
 def create_key(yard: Yard, tenant: str = "", **settings: Any) -> tuple[str, str]:

@@ -17,14 +17,13 @@ from coordinator.coordinator import Coordinator
 from tests.support.builders import make_request, make_result, random_name, worker_json
 from tests.support.waiting import eventually
 from tokenyard.protocol.control import Command, parse_command
-from tokenyard.protocol.keys import INTAKE_CLASSES, Keys, PriorityClass
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys, PriorityClass, Yard
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.replies import Reply, decode_replies, decode_reply
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.wire import Assignment, Request, request_fields
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Publication, Published
 

@@ -20,10 +20,9 @@ from tests.support.fake_clock import FakeClock
 from tests.support.lanes import Lanes
 from tests.support.set_server import SetServer
 from tests.support.waiting import eventually
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.calls import LostLeadership
 from tokenyard.telemetry.tracing import Tracer

@@ -13,12 +13,11 @@ import redis
 from tests.support.builders import make_delta, make_request, make_result, random_name, worker_json
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.errors import Code
-from tokenyard.protocol.keys import Keys, PriorityClass
+from tokenyard.protocol.keys import Keys, PriorityClass, Yard
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.replies import Reply, decode_replies, decode_reply, refusal
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.wire import Assignment, Request
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Answered, Dispatched, Move, Publication, Published, Submitted
 from tokenyard.scripts.calls import destination

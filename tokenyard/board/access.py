@@ -29,7 +29,7 @@ from tokenyard.board.page import RANK, Actor, Parameters
 from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.settings import BoardOptions
 from tokenyard.protocol.api_keys import ID_DIGITS, Role, decode_key, key_digest
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 log = logging.getLogger("tokenyard.board")
 

@@ -36,8 +36,8 @@ from tokenyard.board.settings import BoardOptions
 from tokenyard.ops.audit import AuditEntry, find_entry
 from tokenyard.ops.operation import Operation
 from tokenyard.protocol.errors import BrokerUnavailable, Refused, TokenyardError
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.streams import unix_ms
-from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.board")
 

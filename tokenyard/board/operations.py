@@ -26,7 +26,7 @@ from tokenyard.ops.operation import (
     entry_of,
 )
 from tokenyard.protocol.errors import BadInput, Refused, TokenyardError
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 #: The field of the form that names those that the operator has filled in.
 ASKED: Final = "asked"

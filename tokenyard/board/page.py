@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from tokenyard.ops.names import checked_request
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.errors import BadInput
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 # What a page or an action works on: the yard, who asks, and what was given.
 

@@ -10,8 +10,7 @@ from typing import Any, Final, TypeVar
 
 from tokenyard import clock
 from tokenyard.broker.connection import open_connection, translated
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 
 T = TypeVar("T")
 

@@ -11,8 +11,7 @@ import redis
 
 from tokenyard.broker.connection import refused_write
 from tokenyard.protocol.errors import BrokerUnsuitable
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.client import probe
 

@@ -41,7 +41,7 @@ from tokenyard.broker.tls import (
 )
 from tokenyard.broker.url import batch_url, named_url, public_url, read_url
 from tokenyard.protocol import errors
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 AsyncRedis = redis.asyncio.Redis
 

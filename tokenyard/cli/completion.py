@@ -14,8 +14,7 @@ from tokenyard.cli.shared.console import say
 from tokenyard.process.program import PlainCommand
 from tokenyard.process.running import YARD_DEFAULT, broker_url
 from tokenyard.protocol.errors import TokenyardError
-from tokenyard.protocol.keys import Keys, is_name
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard, is_name
 
 #: Set by the shell while it completes a line.
 COMPLETION: Final = "_TOKENYARD_COMPLETE"

@@ -25,10 +25,9 @@ from tokenyard.process.interrupted import Interrupts
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.control import ALL
 from tokenyard.protocol.errors import BrokerUnavailable
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.texts import byte_size, counted, printable
 from tokenyard.protocol.worker_info import HostInfo, WorkerInfo
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.history import Snapshot, SnapshotHistory, YardRates, read_snapshot
 from tokenyard.yard.line import NOBODY, InLine, TenantLine, read_line
 from tokenyard.yard.pauses import all_pauses

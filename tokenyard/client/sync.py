@@ -41,8 +41,8 @@ from tokenyard.client.submission import require_valid
 from tokenyard.client.window import MapWindow
 from tokenyard.process.running import find_yard
 from tokenyard.protocol.errors import ScriptsMissing, SubmissionError, TokenyardError
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.replies import Delta, Result
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.calls import MISSING_EVERY_S, Call
 

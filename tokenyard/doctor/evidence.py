@@ -22,12 +22,10 @@ from tokenyard import clock
 from tokenyard.broker.connection import batch_connection
 from tokenyard.broker.url import split_url
 from tokenyard.protocol.errors import SettingsError
-from tokenyard.protocol.keys import INTAKE_CLASSES, Keys
+from tokenyard.protocol.keys import INTAKE_CLASSES, Keys, Yard
 from tokenyard.protocol.streams import unix_ms
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
-from tokenyard.telemetry.batch_queue import BatchService, read_batch_service
-from tokenyard.telemetry.intake_ages import read_ages_ms
+from tokenyard.telemetry.queues import BatchService, read_ages_ms, read_batch_service
 from tokenyard.yard.history import Snapshot, read_snapshot
 from tokenyard.yard.tenants import TenantView, read_tenants
 

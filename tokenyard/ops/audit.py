@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 from tokenyard.yard.reads import is_entry
 
 #: The role of those who use the command line.

@@ -9,8 +9,8 @@ from tokenyard.batch.state import ENDED, Batch
 from tokenyard.broker.connection import batch_connection
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.protocol.errors import BadInput, Refused, SettingsError
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.texts import cut, pip_install
-from tokenyard.protocol.yard import Yard
 
 if TYPE_CHECKING:
     from tokenyard.batch.rq.jobs import BatchQueue, KnownJob

@@ -32,9 +32,9 @@ from tokenyard.protocol.control import (
     worker_scope,
 )
 from tokenyard.protocol.errors import BrokerUnavailable
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.streams import position, unix_ms
 from tokenyard.protocol.worker_info import WorkerInfo
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.yard.changes import read_answers
 from tokenyard.yard.pauses import scopes_of

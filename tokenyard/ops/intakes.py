@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
-from tokenyard.protocol.keys import IntakeClass
+from tokenyard.protocol.keys import IntakeClass, Yard
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Unanswerable
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Cancelled
 from tokenyard.scripts.client import CANCEL_ATTEMPTS, cancel, waits_at

@@ -21,12 +21,11 @@ from tokenyard.protocol.api_keys import (
     new_key,
 )
 from tokenyard.protocol.errors import BadInput, Refused
-from tokenyard.protocol.keys import PriorityClass, is_tenant
+from tokenyard.protocol.keys import PriorityClass, Yard, is_tenant
 from tokenyard.protocol.streams import readable
 from tokenyard.protocol.tenants import TENANT_RULE
 from tokenyard.protocol.texts import counted, cut, printable
 from tokenyard.protocol.wire import MAX_STREAM_INTERVAL_MS
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.tenants import restriction
 
 #: Most characters of a key's name.

@@ -15,8 +15,8 @@ from tokenyard import clock
 from tokenyard.ops.audit import COMMAND_LINE
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.protocol.errors import BadInput, Refused
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.texts import cut, printable
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.calls import command_of
 from tokenyard.scripts.client import requeue as requeue_call

@@ -18,9 +18,9 @@ from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, 
 from tokenyard.ops.signals import Mode
 from tokenyard.protocol.control import Command, DesiredState, DesiredStates, Invalid
 from tokenyard.protocol.errors import BadInput, NotObeyed, Refused
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.worker_info import ModelInfo, WorkerState
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.yard.snapshot import WorkerView, YardView, read_yard
 

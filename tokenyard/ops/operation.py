@@ -15,7 +15,7 @@ from tokenyard.ops.audit import COMMAND_LINE, AuditEntry, record
 from tokenyard.ops.control import Unacknowledged
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.errors import BadInput
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 #: What a parameter names, where that is something of the yard.
 Noun = Literal[

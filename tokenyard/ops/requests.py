@@ -16,9 +16,9 @@ from tokenyard.ops.letters import requeue_letters
 from tokenyard.ops.names import named_request
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.protocol.errors import BadInput, Refused
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.texts import counted, listed, printable
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Cancelled
 from tokenyard.yard.letters import DeadLetter, LetterFilter, all_heads, find_letter

@@ -20,8 +20,8 @@ from tokenyard.protocol.control import (
     said,
 )
 from tokenyard.protocol.errors import Refused
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.texts import counted
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.pauses import Pause, other_pauses, scopes_of
 from tokenyard.yard.snapshot import RosterView, read_roster
 

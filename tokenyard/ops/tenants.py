@@ -12,7 +12,7 @@ from msgspec import Struct
 from tokenyard.ops.names import find
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.protocol.errors import BadInput, BrokerUnavailable, Refused
-from tokenyard.protocol.keys import PRIORITY_CLASSES, is_tenant
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Yard, is_tenant
 from tokenyard.protocol.tenants import (
     DEFAULTS,
     TENANT_RULE,
@@ -21,7 +21,6 @@ from tokenyard.protocol.tenants import (
     encode_tenant,
 )
 from tokenyard.protocol.texts import counted, cut, did_you_mean, printable
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.yard.tenants import (
     ALL,

@@ -28,9 +28,8 @@ from tokenyard.broker.connection import connected
 from tokenyard.broker.url import public_url
 from tokenyard.process.interpreter import collect_seldom, end_with_threads
 from tokenyard.protocol.errors import BrokerNotWritable, NotStarted, TokenyardError, WaitTimeout
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.settings import ServiceSettings
-from tokenyard.protocol.yard import Yard
 
 log = logging.getLogger("tokenyard.process.embedding")
 

@@ -10,7 +10,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Final, Literal, cast, get_args
+from typing import TYPE_CHECKING, Final, Literal, cast, get_args
+
+if TYPE_CHECKING:
+    import redis
+
 
 PriorityClass = Literal["high", "normal", "low"]
 #: Only the system writes ``retry``, which is served first.
@@ -257,3 +261,15 @@ UNNAMED_PREFIX: Final = "client-"
 def http_client(tenant: str) -> str:
     """A gateway's client for the requests of a tenant; "" is none."""
     return f"http.{tenant}" if tenant else "http"
+
+
+@dataclass(frozen=True)
+class Yard:
+    """A yard and its broker. Threads may share it, as they may share the connection.
+
+    ``url`` is the broker's, where something is to be said or opened by it.
+    """
+
+    connection: redis.Redis
+    keys: Keys
+    url: str = ""

@@ -10,9 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from tokenyard.protocol.errors import BrokerUnavailable
-from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass
+from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Yard
 from tokenyard.protocol.streams import unix_ms, whole
-from tokenyard.protocol.yard import Yard
 
 # The entries of the stream ``history``: figures of a yard over some seconds.
 

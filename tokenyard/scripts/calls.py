@@ -15,9 +15,8 @@ from redis.exceptions import NoPermissionError, NoScriptError
 
 from tokenyard import clock
 from tokenyard.protocol.errors import ScriptsMissing
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.wire import Refused, Request
-from tokenyard.protocol.yard import Yard
 
 Arg = bytes | str | int | float
 T = TypeVar("T")

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tokenyard.protocol import control
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.streams import position, readable
 from tokenyard.protocol.texts import counted
 from tokenyard.protocol.worker_info import WorkerInfo
-from tokenyard.protocol.yard import Yard
 
 #: Verbs that change who holds a model, and all that change what a worker does.
 PLACING: Final[frozenset[control.Verb]] = frozenset({"load", "unload", "sleep", "wake"})

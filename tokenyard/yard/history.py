@@ -14,12 +14,11 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from tokenyard.protocol.keys import IntakeClass
+from tokenyard.protocol.keys import IntakeClass, Yard
 from tokenyard.protocol.leader_reports import EVERY_MS, HistorySample, parse_history
 from tokenyard.protocol.worker_info import WorkerTotals
-from tokenyard.protocol.yard import Yard
-from tokenyard.telemetry.intake_ages import read_oldest_ms
 from tokenyard.telemetry.metrics import summed
+from tokenyard.telemetry.queues import read_oldest_ms
 from tokenyard.yard.letters import WholeLetter, dead_letters
 from tokenyard.yard.line import NOBODY, TenantLine, read_line, shares_between
 from tokenyard.yard.snapshot import YardView, read_yard

@@ -13,11 +13,10 @@ from typing import Any, Final
 
 from tokenyard import clock
 from tokenyard.protocol.errors import Code, InvalidRequest
-from tokenyard.protocol.keys import PRIORITY_CLASSES, intake_name, split_intake
+from tokenyard.protocol.keys import PRIORITY_CLASSES, Yard, intake_name, split_intake
 from tokenyard.protocol.parse import parse_owner, unfold
 from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.wire import unpack_tokens
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.reads import Fields, is_entry, pages
 
 _PACKED: Final = frozenset({b"tokens", b"published"})

@@ -16,12 +16,12 @@ from tokenyard.protocol.keys import (
     PRIORITY_CLASSES,
     TENANTS_WAITING,
     IntakeClass,
+    Yard,
     split_intake,
 )
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import DEFAULTS, TenantSettings, decode_tenants
 from tokenyard.protocol.texts import counted, listed
-from tokenyard.protocol.yard import Yard
 
 #: Tenants that are read; of a longer line the shares are not known.
 MOST: Final = 1_000

@@ -18,11 +18,10 @@ import msgspec
 from redis.exceptions import NoPermissionError
 
 from tokenyard.protocol.errors import BadInput
-from tokenyard.protocol.keys import NAME_RULE, PRIORITY_CLASSES, intake_name, is_name
+from tokenyard.protocol.keys import NAME_RULE, PRIORITY_CLASSES, Yard, intake_name, is_name
 from tokenyard.protocol.replies import TERMINAL
 from tokenyard.protocol.texts import cut, printable, span_ms
 from tokenyard.protocol.wire import DEFAULT_CLIENT, MAX_ID_BYTES, Request
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.pauses import pauses_of_model, pauses_of_worker
 from tokenyard.yard.reads import Budget, LedgerSearch, Owned, entries, intakes, pages
 from tokenyard.yard.requests import (

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from tokenyard.protocol.control import ALL, DesiredState, model_scope
 from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.parse import unfold
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.texts import counted, printable, span
 from tokenyard.protocol.worker_info import ModelInfo, WorkerInfo
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.changes import RecentCommand
 from tokenyard.yard.devices import load_times
 from tokenyard.yard.pauses import (

@@ -12,9 +12,8 @@ from typing import Any, Final, TypeVar
 
 import redis
 
-from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, intake_name, is_tenant
+from tokenyard.protocol.keys import PRIORITY_CLASSES, IntakeClass, Yard, intake_name, is_tenant
 from tokenyard.protocol.streams import position
-from tokenyard.protocol.yard import Yard
 
 T = TypeVar("T")
 Fields = Mapping[bytes, bytes]

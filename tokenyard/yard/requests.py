@@ -13,12 +13,11 @@ import msgspec
 import redis
 from msgspec import Struct
 
-from tokenyard.protocol.keys import split_intake
+from tokenyard.protocol.keys import Yard, split_intake
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import TERMINAL, Result, Status, decode_reply, to_result
 from tokenyard.protocol.streams import position, whole
 from tokenyard.protocol.wire import Refused, Request, Unanswerable
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts.client import PLACE_FIELDS, place_of, waits_at
 from tokenyard.yard.pauses import Pause
 from tokenyard.yard.reads import Fields, Owned

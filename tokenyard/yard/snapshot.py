@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tokenyard.broker.check import write_error
 from tokenyard.protocol.control import DesiredStates, RunState, decode_desired
-from tokenyard.protocol.keys import IntakeClass, Keys
+from tokenyard.protocol.keys import IntakeClass, Keys, Yard
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.worker_info import (
     HostInfo,
@@ -19,8 +19,7 @@ from tokenyard.protocol.worker_info import (
     decode_workers,
     split_hosts,
 )
-from tokenyard.protocol.yard import Yard
-from tokenyard.telemetry.intake_ages import depths_of, queue_depths
+from tokenyard.telemetry.queues import depths_of, queue_depths
 
 #: The state in the roster, or that of a lost or returned lease, or of an unreadable entry.
 SeenState = WorkerState | Literal["lost", "left", "unreadable"]

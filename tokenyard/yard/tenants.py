@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from tokenyard.protocol.keys import MAX_TENANT, PRIORITY_CLASSES, Keys, intake_name, is_tenant
+from tokenyard.protocol.keys import MAX_TENANT, PRIORITY_CLASSES, Keys, Yard, intake_name, is_tenant
 from tokenyard.protocol.streams import unix_ms, whole
 from tokenyard.protocol.tenants import (
     DAY,
@@ -27,7 +27,6 @@ from tokenyard.protocol.tenants import (
     refusals_of,
 )
 from tokenyard.protocol.texts import printable
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.reads import glob_literal, intake_lengths, pages
 
 #: Tenants that are read in one round trip.

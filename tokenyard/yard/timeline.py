@@ -12,13 +12,12 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from tokenyard.client.ledger import unknown
-from tokenyard.protocol.keys import INTAKE_CLASSES, is_intake, split_intake
+from tokenyard.protocol.keys import INTAKE_CLASSES, Yard, is_intake, split_intake
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.replies import Provenance, Result, decode_reply, to_result
 from tokenyard.protocol.streams import position, unix_ms, whole
 from tokenyard.protocol.texts import byte_size, counted
 from tokenyard.protocol.wire import Request
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts.client import waits_at
 from tokenyard.yard.line import NOBODY, TenantLine, read_line, turn
 from tokenyard.yard.listing import find_waiting

@@ -16,9 +16,9 @@ from msgspec import Struct
 from redis.exceptions import NoPermissionError
 
 from tokenyard.protocol.errors import Code
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.streams import whole
 from tokenyard.protocol.tenants import FAILED, WAIT, day_before, is_day, outdated
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.reads import pages
 
 #: Codes that are reported; `UNKNOWN` is of a result without one.

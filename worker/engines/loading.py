@@ -9,7 +9,7 @@ from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Backend
 from worker.engines.checkpoints import check_fit
 from worker.engines.cpu_features import check_cpu, missing_here
-from worker.engines.device_lock import lock_of_gpu
+from worker.engines.device import lock_of_gpu
 from worker.engines.devices import find_device, own_gpu, visible_environment
 from worker.engines.simulated.backend import SimulatedBackend
 from worker.engines.simulated.engine import SpeedModel

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tokenyard.protocol.control import Command, Order, Verb, parse_command, parse_order
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.settings import WorkerSettings
-from tokenyard.protocol.yard import Yard
 from worker.engines import Unsupported
 from worker.engines.loading import check_weights
 from worker.host.allocation import Goal, fits

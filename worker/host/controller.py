@@ -29,10 +29,9 @@ from tokenyard.protocol.control import (
     decode_desired,
 )
 from tokenyard.protocol.errors import SettingsError, StartFailed
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.worker_info import WorkerInfo
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Why
 from tokenyard.telemetry.endpoint import Endpoint

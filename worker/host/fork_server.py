@@ -19,8 +19,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Final
 
-from tokenyard.process.home import folder_for_sockets
-from tokenyard.process.owned_folder import owned_folder
+from tokenyard.process.home import folder_for_sockets, owned_folder
 from tokenyard.protocol.settings import WorkerSettings
 from worker.process.main import core_main
 

@@ -17,8 +17,7 @@ from tokenyard.scripts.answers import Why
 from tokenyard.telemetry.metrics import REQUESTS, RETRIES, Histogram, Metric, histograms, numbers
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
-from worker.messages import EngineMetric, EngineStats, Heartbeat
-from worker.published_counts import PublishedCounts
+from worker.messages import EngineMetric, EngineStats, Heartbeat, PublishedCounts
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -17,8 +17,7 @@ from typing import Protocol
 
 from tokenyard import clock
 from tokenyard.broker.outage import Backoff
-from tokenyard.process.home import folder_for_sockets
-from tokenyard.process.owned_folder import owned_folder
+from tokenyard.process.home import folder_for_sockets, owned_folder
 from tokenyard.process.wake_pipe import WakeupPipe
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.scripts.answers import Why

@@ -16,12 +16,11 @@ from tokenyard import clock
 from tokenyard.broker.connection import BLOCK_MARGIN_S, open_connection
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.media import check_media, decode_media, media_names
 from tokenyard.protocol.parse import parse_assignment
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.wire import Assignment
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo, TokenDelta

@@ -25,8 +25,7 @@ from worker.engines import EngineInfo, RequestError, TokenDelta
 from worker.process import outcomes
 from worker.process.outcomes import Aborted, Outcome, Remembered, Run
 from worker.process.recent_results import RecentResults
-from worker.process.spans import EngineSpans
-from worker.process.stats import RunningStats
+from worker.process.stats import EngineSpans, RunningStats
 
 log = logging.getLogger("tokenyard.worker.publisher")
 

@@ -12,7 +12,7 @@ from tokenyard.doctor.evidence import Disk, KeySample, Kind
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.leader_reports import LAST, Pass
 from tokenyard.protocol.wire import WIRE_VERSION
-from tokenyard.telemetry.batch_queue import BatchService
+from tokenyard.telemetry.queues import BatchService
 from tokenyard.yard.snapshot import WorkerView
 from tokenyard.yard.tenants import TenantView
 

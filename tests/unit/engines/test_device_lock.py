@@ -13,13 +13,13 @@ from unittest.mock import Mock
 import pytest
 
 from tokenyard import clock
-from worker.engines.device_lock import DeviceLock, lock_of_gpu
+from worker.engines.device import DeviceLock, lock_of_gpu
 
 Turn = Callable[[DeviceLock], AbstractContextManager[None]]
 HOLD = """
 import sys
 from pathlib import Path
-from worker.engines.device_lock import DeviceLock
+from worker.engines.device import DeviceLock
 with DeviceLock(Path(sys.argv[1])).exclusive():
     print("held", flush=True)
     sys.stdin.read()

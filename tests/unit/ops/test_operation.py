@@ -8,7 +8,7 @@ import pytest
 
 from tokenyard.ops.operation import Caller, Field, Outcome, Parameter, Preview, operation
 from tokenyard.protocol.errors import BadInput
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 
 def preview(yard: Yard, caller: Caller, **given: Any) -> Preview:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tokenyard.process.owned_folder import owned_folder, remove_abandoned
+from tokenyard.process.home import owned_folder, remove_abandoned
 
 PREFIX = "tokenyard-test-"
 OWNER = f"""
 import sys
-from tokenyard.process.owned_folder import owned_folder
+from tokenyard.process.home import owned_folder
 with owned_folder({PREFIX!r}) as folder:
     (folder / "inner").mkdir()
     (folder / "inner" / "file").write_text("a line")

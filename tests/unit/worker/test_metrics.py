@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from worker.host.metrics import EngineMetrics
-from worker.messages import EngineMetric, EngineStats
-from worker.published_counts import PublishedCounts
+from worker.messages import EngineMetric, EngineStats, PublishedCounts
 
 
 def measured(count: float) -> EngineStats:

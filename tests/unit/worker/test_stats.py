@@ -14,9 +14,9 @@ from tokenyard.protocol.wire import pack_tokens
 from tokenyard.protocol.worker_info import WorkerTotals
 from tokenyard.telemetry.metrics import BUCKETS_S
 from worker.engines import Finished, RequestError, TokenDelta
+from worker.messages import PublishedCounts
 from worker.process.outcomes import Expired, Outcome, Run, delta_reply
 from worker.process.stats import MOST_KEPT, WINDOW_S, RunningStats
-from worker.published_counts import PublishedCounts
 
 
 def finished(*tokens: int) -> Finished:

@@ -33,7 +33,7 @@ from tokenyard.client.sync import DEFAULT_RESULT_TIMEOUT_S
 from tokenyard.protocol.errors import PermanentError, SettingsError, WaitTimeout
 from tokenyard.protocol.keys import NAME_RULE, is_name
 from tokenyard.protocol.texts import counted, local_time
-from tokenyard.telemetry.batch_queue import queue_name, read_batch_service
+from tokenyard.telemetry.queues import queue_name, read_batch_service
 
 #: Functions that RQ's worker calls, by name, so that submitting does not import them.
 _PERFORM: Final = "tokenyard.batch.rq.work.perform"

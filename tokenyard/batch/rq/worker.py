@@ -30,9 +30,9 @@ from tokenyard.batch.rq.jobs import FOLDER_PREFIX, MALFORMED, PERFORM_FOR_GATEWA
 from tokenyard.batch.rq.taken import TakenJobs, WorkerQueue, refuse_foreign
 from tokenyard.batch.rq.work import WorkerContext
 from tokenyard.process.children import bind_forked_children
-from tokenyard.process.owned_folder import remove_abandoned
+from tokenyard.process.home import remove_abandoned
 from tokenyard.protocol.errors import SettingsError
-from tokenyard.telemetry.batch_queue import queue_name
+from tokenyard.telemetry.queues import queue_name
 
 #: Heartbeat of a running job; RQ abandons it a minute after the last one.
 _MONITOR_S: Final = 5

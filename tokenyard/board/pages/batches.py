@@ -12,8 +12,8 @@ from tokenyard.batch.answers import LineErrors, read_line_errors
 from tokenyard.board.page import NotFound, Parameters, address, asked_page
 from tokenyard.ops.batches import queue_of
 from tokenyard.protocol.errors import Refused
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.texts import cut
-from tokenyard.protocol.yard import Yard
 
 if TYPE_CHECKING:
     from tokenyard.batch.rq.listing import ListedJob

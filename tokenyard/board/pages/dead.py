@@ -8,9 +8,9 @@ from typing import Any, Final
 from tokenyard.board.page import NotFound, Parameters, address
 from tokenyard.ops.letters import FILTERS, REASONS, wanted_letters
 from tokenyard.protocol.errors import BadInput, Code
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.texts import cut
 from tokenyard.protocol.wire import SYSTEM_FIELDS
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.letters import named_letter, newest_letter, read_page
 from tokenyard.yard.reads import is_entry
 from tokenyard.yard.timeline import read_attempts

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from tokenyard.board.page import NotFound, Parameters, numbered_page
 from tokenyard.protocol.control import DesiredState, worker_scope
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.worker_info import WORKER_STATES, WorkerTotals
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.changes import CHANGING, RecentCommand, recent_commands
 from tokenyard.yard.devices import (
     DeviceView,

@@ -7,7 +7,7 @@ from typing import Any, Final
 from tokenyard.board.page import Parameters, numbered_page
 from tokenyard.ops.audit import MAX_ENTRIES, read_audit
 from tokenyard.ops.keys import list_keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Yard
 
 #: Entries of the audit, and keys, on one page.
 _ENTRIES: Final = 50

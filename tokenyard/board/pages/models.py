@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from tokenyard.board.page import NotFound, Parameters, numbered_page
 from tokenyard.protocol.control import DesiredState, model_scope
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.texts import counted
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.changes import recent_commands
 from tokenyard.yard.models import (
     ModelView,

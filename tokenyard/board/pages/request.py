@@ -18,13 +18,12 @@ from tokenyard.client.tokenization import Tokenizer, load_tokenizer
 from tokenyard.ops.names import checked_request
 from tokenyard.ops.requests import letter_of
 from tokenyard.protocol.errors import BadInput, UnknownRequest
-from tokenyard.protocol.keys import split_intake
+from tokenyard.protocol.keys import Yard, split_intake
 from tokenyard.protocol.media import modalities_of
 from tokenyard.protocol.replies import Result, split_result
 from tokenyard.protocol.texts import counted, cut, listed, printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, prompt_value, unpack_tokens
 from tokenyard.protocol.worker_info import decode_worker
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.history import RecentSamples
 from tokenyard.yard.listing import find_owners
 from tokenyard.yard.requests import read_letter, read_submitted

@@ -6,9 +6,8 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode
 
 from tokenyard.board.page import Parameters
-from tokenyard.protocol.keys import is_name
+from tokenyard.protocol.keys import Yard, is_name
 from tokenyard.protocol.streams import position
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.listing import (
     ORDERS,
     Filter,

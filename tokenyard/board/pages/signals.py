@@ -18,8 +18,8 @@ from tokenyard.protocol.control import (
     said,
     worker_scope,
 )
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.worker_info import WorkerInfo
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.changes import GivenSignal, read_given_signals, still_there
 from tokenyard.yard.pauses import known_models, known_workers, scopes_of
 from tokenyard.yard.snapshot import RosterView, WorkerView, read_roster

@@ -12,10 +12,9 @@ from tokenyard.board.charts import number, tick
 from tokenyard.board.page import NotFound, NumberedPage, Parameters, asked_page, numbered_page
 from tokenyard.ops.keys import list_keys
 from tokenyard.protocol.api_keys import ApiKey
-from tokenyard.protocol.keys import is_tenant
+from tokenyard.protocol.keys import Yard, is_tenant
 from tokenyard.protocol.streams import unix_ms
 from tokenyard.protocol.tenants import KEPT_DAYS
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.history import RecentSamples
 from tokenyard.yard.line import TenantLine, next_turn, read_line, shares_between, tenant_turn
 from tokenyard.yard.tenants import (

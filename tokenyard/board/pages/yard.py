@@ -18,10 +18,10 @@ from tokenyard.board.page import Parameters
 from tokenyard.broker.check import server_name
 from tokenyard.broker.connection import translated
 from tokenyard.protocol.errors import TokenyardError
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.leader_reports import HistorySample
-from tokenyard.protocol.yard import Yard
-from tokenyard.telemetry.intake_ages import read_oldest_ms
 from tokenyard.telemetry.metrics import quantile_s
+from tokenyard.telemetry.queues import read_oldest_ms
 from tokenyard.yard.history import HOUR_MS, by_time, joined, lately, read_history, recent_errors
 from tokenyard.yard.letters import dead_letters
 from tokenyard.yard.line import read_line, seconds_by_class, seconds_by_tenant

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from tokenyard.broker.connection import connected
 from tokenyard.process.program import YardChoice
 from tokenyard.process.running import broker_url, no_broker
-from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.yard import Yard
+from tokenyard.protocol.keys import Keys, Yard
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from tokenyard.process.program import Exit, PlainCommand
 from tokenyard.process.settings_options import words
 from tokenyard.protocol.control import ALL, model_scope, worker_scope
 from tokenyard.protocol.errors import BadInput
+from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.texts import counted
-from tokenyard.protocol.yard import Yard
 
 _STATUSES: Final = """
 

@@ -8,10 +8,9 @@ from typing import Final
 import click
 from redis.exceptions import NoPermissionError
 
-from tokenyard.protocol.keys import NAME_RULE, is_name
+from tokenyard.protocol.keys import NAME_RULE, Yard, is_name
 from tokenyard.protocol.texts import listed, printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, MAX_ID_BYTES
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.letters import find_letter
 from tokenyard.yard.listing import MOST_KEYS, find_owners
 

@@ -19,11 +19,10 @@ from tokenyard.ops import tenants
 from tokenyard.ops.audit import COMMAND_LINE, AuditEntry, record
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.errors import SettingsError
-from tokenyard.protocol.keys import is_tenant
+from tokenyard.protocol.keys import Yard, is_tenant
 from tokenyard.protocol.settings import read_toml
 from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings
 from tokenyard.protocol.texts import counted, did_you_mean, printable
-from tokenyard.protocol.yard import Yard
 from tokenyard.yard.tenants import differences, stored_tenants, words_of
 
 APPLY: Final = """Load a file with all tenants: what is not in it goes.

@@ -26,10 +26,9 @@ from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.process.program import Exit
 from tokenyard.process.servers import EMBEDDED, choose_server
 from tokenyard.protocol.errors import BrokerUnavailable
-from tokenyard.protocol.keys import Keys
+from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.settings import WorkerSettings
 from tokenyard.protocol.texts import counted
-from tokenyard.protocol.yard import Yard
 from tokenyard.scripts import Scripts
 from tokenyard.yard.snapshot import WorkerView, YardView, read_yard
 

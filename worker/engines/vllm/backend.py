@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tokenyard.process.owned_folder import owned_folder
+from tokenyard.process.home import owned_folder
 from worker.engines import (
     Backend,
     DeviceLost,
@@ -25,13 +25,13 @@ from worker.engines import (
 )
 from worker.engines.cpu_features import request_amx
 from worker.engines.device import (
+    DeviceLock,
     GpuSensors,
     find_sensors,
     is_device_lost,
     is_out_of_memory,
     was_disturbed,
 )
-from worker.engines.device_lock import DeviceLock
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm import warm_base
 from worker.engines.vllm.environment import engine_modules

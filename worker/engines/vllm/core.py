@@ -22,7 +22,7 @@ from vllm.v1.executor.abstract import Executor
 from tokenyard import clock
 from tokenyard.protocol.wire import SamplingParams
 from worker.engines.checkpoints import check_fit
-from worker.engines.device_lock import DeviceLock
+from worker.engines.device import DeviceLock
 from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm import sleep
 from worker.engines.vllm.arguments import engine_config, folder_of, lora_requests

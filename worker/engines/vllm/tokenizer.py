@@ -1,18 +1,24 @@
-"""Text and tokens of one model: prompts, ends of answers, and where text is needed."""
+"""Text, tokens and media of one model: prompts, ends of answers, and where text is needed."""
 
 from __future__ import annotations
 
 import copy
 import datetime
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final, cast
 
-from vllm import LLMEngine
+from vllm import LLMEngine, envs
 from vllm.config import ModelConfig
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+from vllm.multimodal.media.base import MediaIO
 from vllm.renderers import BaseRenderer, ChatParams, hf, merge_kwargs
 from vllm.utils.mistral import is_mistral_tokenizer
 
 from tokenyard.protocol.errors import InvalidRequest
+from tokenyard.protocol.media import NO_MEDIA, Media
 from tokenyard.protocol.wire import Assignment, Request, SamplingParams, prompt_field, unpack_tokens
 from worker.engines.logprobs import wanted
 from worker.engines.prompts import Encode, encode_text, remember_end_token, text_encoder
@@ -153,7 +159,6 @@ class ChatPrompts:
         if not assignment.media:
             rendered = self._rendered(assignment)
             return EnginePrompt(self._tokens(rendered))
-        from worker.engines.vllm.media import shown  # older versions lack what it imports
 
         with shown(assignment.media):
             rendered = self._rendered(assignment)
@@ -161,8 +166,6 @@ class ChatPrompts:
 
     def with_media(self, tokens: list[int], assignment: Assignment) -> EnginePrompt:
         """A prompt as token ids, with a mark for each of its media."""
-        from worker.engines.vllm.media import read
-
         model = self._renderer.model_config
         try:
             data = read(assignment.request.media, assignment.media, model)
@@ -241,3 +244,48 @@ def _own_copy(messages: list[dict[str, Any]]) -> list[Any]:
 def _clock(unix_ms: int) -> Callable[[str], str]:
     """The function ``strftime_now`` of templates, at a fixed time."""
     return datetime.datetime.fromtimestamp(unix_ms / 1000, tz=datetime.UTC).strftime
+
+
+# Pictures, sound and video: from the names in messages to what the engine takes. vLLM's own parts
+# read and check the bytes, so its limits hold (`VLLM_MAX_IMAGE_PIXELS`). Nothing is fetched: a URL
+# that is no name of the request's media has no content.
+
+# For each sound it warns of the libraries that are not there, although others are.
+logging.getLogger("vllm.multimodal.media.audio").setLevel(logging.ERROR)
+_shown: ContextVar[Media] = ContextVar("media", default=NO_MEDIA)
+
+
+@contextmanager
+def shown(media: Media) -> Iterator[None]:
+    """Let vLLM read these media, in this thread."""
+    token = _shown.set(media)
+    try:
+        yield
+    finally:
+        _shown.reset(token)
+
+
+def read(names: Mapping[str, Sequence[str]], media: Media, model: ModelConfig) -> dict[str, Any]:
+    """The media of a prompt by modality, as vLLM's processors take them."""
+    own = model.multimodal_config
+    connector = _Connector(own.media_io_kwargs if own else None)
+    fetch: dict[str, Callable[[str], Any]] = {
+        "image": connector.fetch_image,
+        "audio": connector.fetch_audio,
+        "video": connector.fetch_video,
+    }
+    with shown(media):
+        return {
+            modality: [fetch[modality](one) for one in some] for modality, some in names.items()
+        }
+
+
+@MEDIA_CONNECTOR_REGISTRY.register(envs.VLLM_MEDIA_CONNECTOR)
+class _Connector(MediaConnector):
+    """Reads the media that are shown."""
+
+    def load_from_url(self, url: str, media_io: MediaIO[Any], **_: Any) -> Any:
+        content = _shown.get().get(url)
+        if content is None:
+            raise ValueError(f"{url[:80]} is not among the media of the request")
+        return media_io.load_bytes(content)

@@ -1,4 +1,4 @@
-"""What waits in the intakes, common ones and those of tenants: how many, and how long.
+"""What waits: in the intakes, common ones and those of tenants, and at RQ.
 
 Errors of redis-py pass.
 """
@@ -6,8 +6,12 @@ Errors of redis-py pass.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+import redis
+
+from tokenyard import clock
 from tokenyard.protocol.keys import (
     INTAKE_CLASSES,
     PRIORITY_CLASSES,
@@ -15,11 +19,11 @@ from tokenyard.protocol.keys import (
     IntakeClass,
     Keys,
     PriorityClass,
+    Yard,
     intake_name,
     is_tenant,
 )
 from tokenyard.protocol.streams import position, whole
-from tokenyard.protocol.yard import Yard
 
 #: Tenants that are looked at from each end of the line. The first are those that are passed over,
 #: for want of room or at a limit; the last are those whose turn is the farthest away.
@@ -83,3 +87,37 @@ def read_ages_ms(
 def _age_ms(first: Sequence[Any], now_ms: float) -> int:
     """The age of the first entry; clients may choose ids, so it can be of the future."""
     return max(0, int(now_ms) - position(first[0][0].decode())[0]) if first else 0
+
+
+# Batch jobs that wait at RQ, and workers for them; needs no RQ.
+
+
+@dataclass(frozen=True, slots=True)
+class BatchService:
+    """The batch jobs of a yard that could run now, and the workers that run such jobs."""
+
+    waiting: int  # in the queue, or scheduled for a time that has come
+    workers: int
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether jobs wait and no worker is there."""
+        return bool(self.waiting) and not self.workers
+
+
+def queue_name(yard: str) -> str:
+    """The RQ queue of a yard's batch jobs."""
+    return f"tokenyard-{yard}"
+
+
+def read_batch_service(connection: redis.Redis, yard: str) -> BatchService:
+    """Read RQ's keys. Errors of redis-py pass, such as that of a user without the right."""
+    queue = queue_name(yard)
+    pipeline: Any = connection.pipeline(transaction=False)
+    pipeline.llen(f"rq:queue:{queue}")
+    pipeline.zcount(f"rq:scheduled:{queue}", "-inf", clock.wall())
+    pipeline.smembers(f"rq:workers:{queue}")
+    queued, due, workers = pipeline.execute()
+    for key in workers:
+        pipeline.exists(key)  # the set also names workers that were killed
+    return BatchService(queued + due, sum(pipeline.execute()))
