@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -10,7 +11,8 @@ import redis
 from tests.board.calls import Calls
 from tests.board.looking import Looker, looking, text_of
 from tests.board.request_rig import fail
-from tests.support.builders import make_request, random_name
+from tests.support.builders import make_request
+from tests.support.servers import limited_user
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard import doctor
@@ -215,10 +217,6 @@ def test_what_the_user_may_not_ask_is_asked_once(
     redis_url: str, bare: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a board whose user may ask for neither INFO nor CONFIG nor the log of refusals
-    user = random_name("user")
-    rights = ("on", ">secret", "~*", "+@all", "-info", "-config", "-acl")
-    bare.connection.execute_command("ACL", "SETUSER", user, *rights)
-    url = redis_url.replace("//", f"//{user}:secret@")
     looked: list[Evidence] = []
     really_gather = doctor.gather
 
@@ -229,7 +227,10 @@ def test_what_the_user_may_not_ask_is_asked_once(
     monkeypatch.setattr("tokenyard.doctor.gather", gather)
     monkeypatch.setattr(checkup, "LEAST_S", 0.0)
     monkeypatch.setattr(checkup, "REST", 0.0)
-    with looking(monkeypatch, url, bare) as guarded:
+    with (
+        limited_user(redis_url, "+@all", "-info", "-config", "-acl") as url,
+        looking(monkeypatch, url, bare) as guarded,
+    ):
         # If it is looked at again and again
         eventually(lambda: "checks at" in text_of(guarded.live("/", "live_doctor")))
         bare.connection.acl_log_reset()
@@ -239,9 +240,8 @@ def test_what_the_user_may_not_ask_is_asked_once(
             guarded.live("/", "live_doctor")
 
     # I expect no more refusals in the server's log than those of the first time.
-    refused = [one for one in bare.connection.acl_log() if one["username"] == user]
-    bare.connection.execute_command("ACL", "DELUSER", user)
-    assert refused == []
+    user = urlsplit(url).username
+    assert [one for one in bare.connection.acl_log() if one["username"] == user] == []
 
 
 def test_a_doctor_who_cannot_look_says_why(looker: Looker, monkeypatch: pytest.MonkeyPatch) -> None:

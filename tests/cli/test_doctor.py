@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 
 from tests.cli.running import Ask, tokenyard
 from tests.support.builders import make_request, random_name, worker_json
-from tests.support.servers import Server
+from tests.support.servers import Server, limited_user
 from tokenyard.doctor import diagnose, gather
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys, Yard
@@ -75,13 +76,8 @@ def test_faults_set_the_exit_status(own: Server) -> None:
 @pytest.mark.long
 def test_checks_that_a_user_may_not_make_are_unknown(own: Server) -> None:
     # Given a user with the rights of a managed server
-    with redis.Redis.from_url(own.url) as connection:
-        connection.execute_command(
-            "ACL", "SETUSER", "managed", "on", ">m", "~*", "+@all", "-@admin", "-info", "-scan"
-        )
-    url = own.url.replace("//", "//managed:m@")
-
-    done = tokenyard("--redis-url", url, "doctor", "--json")
+    with limited_user(own.url, "+@all", "-@admin", "-info", "-scan") as url:
+        done = tokenyard("--redis-url", url, "doctor", "--json")
 
     found = verdicts(done.stdout)
     for name in ("version", "time-outs", "keys", "lanes", "access"):
@@ -92,20 +88,17 @@ def test_checks_that_a_user_may_not_make_are_unknown(own: Server) -> None:
 
 @pytest.mark.long
 def test_a_user_without_rights_is_named(own: Server) -> None:
-    with redis.Redis.from_url(own.url) as connection:
-        connection.execute_command(
-            "ACL", "SETUSER", "blind", "on", ">b", "~*", "+@connection", "+time"
-        )
-
-    done = tokenyard("--redis-url", own.url.replace("//", "//blind:b@"), "doctor")
+    with limited_user(own.url, "+@connection", "+time") as url:
+        done = tokenyard("--redis-url", url, "doctor")
+    blind = urlsplit(url).username
 
     assert done.returncode == Exit.FAILED
-    assert "we are user blind, who may not read the yard" in done.stdout
+    assert f"we are user {blind}, who may not read the yard" in done.stdout
 
     # If a user with the rights looks, I expect the refused user in the findings
     with redis.Redis.from_url(own.url) as connection:
         findings = list(diagnose(gather(Yard(connection, Keys("main"), own.url))))
-    assert any("user blind was refused command" in finding.found for finding in findings)
+    assert any(f"user {blind} was refused command" in finding.found for finding in findings)
 
 
 def test_foreign_lanes_and_groups_are_found(

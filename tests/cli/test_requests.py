@@ -11,6 +11,7 @@ import redis
 
 from tests.cli.running import Ask, objects, tokenyard
 from tests.support.builders import random_name
+from tests.support.servers import limited_user
 from tests.support.waiting import eventually
 from tokenyard import Client, RequestFailed
 from tokenyard.process.program import Exit
@@ -147,13 +148,8 @@ def test_a_dead_letter_is_requeued_by_its_id_alone(ask: Ask, connection: redis.R
     assert ask("result", name, "--timeout", "20").exit_code == Exit.OK
 
 
-def test_a_user_who_may_not_scan_must_name_the_client(
-    invoke: Ask, connection: redis.Redis, yard: dict[str, Any]
-) -> None:
-    user = random_name("user")
-    connection.execute_command("ACL", "SETUSER", user, "on", ">s", "~*", "&*", "+@all", "-scan")
-    url = yard["url"].replace("redis://", f"redis://{user}:s@")
-    try:
+def test_a_user_who_may_not_scan_must_name_the_client(invoke: Ask, yard: dict[str, Any]) -> None:
+    with limited_user(yard["url"], "+@all", "-scan") as url:
         refused = invoke("--redis-url", url, "explain", "unheard-of")
         assert refused.exit_code == Exit.USAGE
         assert "may not search for its client (SCAN); give --client" in refused.stderr
@@ -162,8 +158,6 @@ def test_a_user_who_may_not_scan_must_name_the_client(
         over = invoke("--redis-url", url, "requests", "--state", "completed")
         assert over.exit_code == Exit.UNAVAILABLE
         assert "may not run SCAN" in over.stderr
-    finally:
-        connection.execute_command("ACL", "DELUSER", user)
 
 
 # The list

