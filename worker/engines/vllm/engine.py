@@ -41,9 +41,10 @@ from worker.engines.vllm.collectors import (
     Whole,
     unfulfillable,
 )
-from worker.engines.vllm.grammars import GrammarLimits, Reasoning, check_grammar
+from worker.engines.vllm.grammars import GrammarLimits, check_grammar
 from worker.engines.vllm.params import ParamsMaker, reason_of, refusal
 from worker.engines.vllm.pooling_answer import PooledPart
+from worker.engines.vllm.reasoning import Reasoning
 from worker.engines.vllm.request import EnginePrompt, EngineRequest
 from worker.engines.vllm.sleep import LEVELS, can_sleep
 from worker.engines.vllm.tokenizer import ModelTokenizer

@@ -1,4 +1,4 @@
-"""Constraints on the text: their grammars are bounded, and compiled without a queue.
+"""Bounds the grammars of constraints on the text, and compiles them without a queue.
 
 A grammar of a few KB can take minutes. vLLM compiles them in a few threads, in which the next ones
 wait, and an unload waits for all of them. Nothing can stop a compilation; but each of them lets
@@ -11,22 +11,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-import vllm
-from vllm.v1.engine import EngineCoreRequest
 
 from tokenyard import clock
 from tokenyard.process.interpreter import start_deep
 from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.sampling import MAX_GRAMMAR_BYTES, grammar_fault
-from tokenyard.protocol.wire import Request, SamplingParams
-
-if TYPE_CHECKING:
-    from vllm import LLMEngine
-    from vllm.config import VllmConfig
-    from vllm.lora.request import LoRARequest
+from tokenyard.protocol.wire import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,66 +120,3 @@ class _Compilation:
             self.grammar.set_result(function(*arguments))
         except Exception as error:  # noqa: BLE001  # whatever the library raises
             self.error = f"cannot be compiled: {error}"[:1000]
-
-
-# Where the reasoning of an answer ends, for constraints that begin there. vLLM's server tells its
-# engine whether the prompt ends the reasoning, and the arguments of the parser that finds the end
-# in the answer. `LLMEngine.add_request` has no parameters for these two, so they are set in the
-# request that vLLM makes of its arguments.
-
-_ENDED = "reasoning_ended"
-_KWARGS = "reasoning_parser_kwargs"
-_IS_KNOWN = {_ENDED, _KWARGS} <= set(EngineCoreRequest.__struct_fields__)
-
-
-class Reasoning:
-    """The reasoning parser of one engine."""
-
-    def __init__(self, config: VllmConfig, tokenizer: Any) -> None:
-        self._name = getattr(config.structured_outputs_config, "reasoning_parser", "")
-        self._tokenizer = tokenizer
-
-    def concerns(self, request: Request) -> bool:
-        """Whether the request's answer depends on where its reasoning ends."""
-        tells = request.reasoning_ended is not None or bool(request.reasoning_parser_kwargs)
-        return tells and bool(self._name) and request.params.structured_outputs is not None
-
-    def check(self, request: Request) -> None:
-        """Raise `InvalidRequest` for arguments that the parser does not take.
-
-        vLLM makes the parser in a step, where an exception would end the engine.
-        """
-        if not self.concerns(request):
-            return
-        if not _IS_KNOWN:
-            field = _KWARGS if request.reasoning_parser_kwargs else _ENDED
-            raise InvalidRequest(field, f"vLLM {vllm.__version__} of this worker does not know it")
-        from vllm.reasoning import ReasoningParserManager
-
-        make: Any = ReasoningParserManager.get_reasoning_parser(self._name)
-        try:
-            make(tokenizer=self._tokenizer, **request.reasoning_parser_kwargs)
-        except Exception as error:  # whatever the parser raises
-            raise InvalidRequest(_KWARGS, f"{self._name} refuses it: {error}"[:1000]) from error
-
-    def prepare(
-        self,
-        engine: LLMEngine,
-        request_id: str,
-        prompt: Any,
-        params: vllm.SamplingParams,
-        lora: LoRARequest | None,
-        request: Request,
-    ) -> EngineCoreRequest:
-        """The request as vLLM's engine takes it, with what was told; raises vLLM's errors."""
-        made = engine.input_processor.process_inputs(
-            request_id,
-            prompt,
-            params,
-            engine.get_supported_tasks(),
-            lora_request=lora,
-            priority=request.priority,
-        )
-        made.reasoning_ended = request.reasoning_ended
-        made.reasoning_parser_kwargs = request.reasoning_parser_kwargs or None
-        return made
