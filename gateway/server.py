@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import secrets
@@ -115,8 +116,8 @@ def open_board(settings: GatewaySettings) -> Board | None:
             raise
         log.warning("no board: %s", why)
         return None
-    options = BoardOptions.of(
-        settings,
+    options = dataclasses.replace(
+        BoardOptions.of(settings),
         shows_content_to=settings.board_content,
         session_s=settings.board_session_s,
         max_streams=settings.board_max_streams,

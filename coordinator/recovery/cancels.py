@@ -96,15 +96,26 @@ class CancelRequests:
 
         False if the request moved each time: its id stays, and a later turn tries again.
         """
-        name = parse_id(request_id)
-        if name is None:
+        ids = self._yard.keys.cancels(client)
+        code = cancel_listed(self._scripts, ids, client, request_id, "cancelled by the client")
+        if code is None:
             self._counts.bad["cancels"] += 1
             log.warning("removed an invalid id from the cancels of %s", client)
-        else:
-            code = self._scripts.cancel(client, name, "cancelled by the client")
-            if code is Cancelled.MOVED:
-                return False
-            log.info("%s asked to cancel %s: %s", client, name, code.name)
+        elif code is not Cancelled.MOVED:
+            log.info("%s asked to cancel %s: %s", client, request_id.decode(), code.name)
+        return code is not Cancelled.MOVED
+
+
+def cancel_listed(
+    scripts: Scripts, ids: str, client: str, request_id: bytes, reason: str
+) -> Cancelled | None:
+    """Cancel a request of a client, and remove its id from the set ``ids``; None: it is no id.
+
+    The id stays where the request moved each time, so that the caller tries again later.
+    """
+    name = parse_id(request_id)
+    code = None if name is None else scripts.cancel(client, name, reason)
+    if code is not Cancelled.MOVED:
         # After the cancel, so that the next leader tries again if this one dies in between.
-        self._yard.connection.srem(self._yard.keys.cancels(client), request_id)
-        return True
+        scripts.yard.connection.srem(ids, request_id)
+    return code

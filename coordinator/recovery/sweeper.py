@@ -15,6 +15,7 @@ import msgspec
 
 from coordinator.dispatch.admission import refuse, refuse_late
 from coordinator.dispatch.entries import Entry
+from coordinator.recovery.cancels import cancel_listed
 from coordinator.recovery.failover import ClockSteps
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
@@ -22,7 +23,7 @@ from tokenyard.broker.direct import ask_all
 from tokenyard.clock import BrokerTime
 from tokenyard.protocol.errors import Code
 from tokenyard.protocol.keys import INTAKE_CLASSES, PRIORITY_CLASSES, IntakeClass, PriorityClass
-from tokenyard.protocol.parse import parse_id, parse_name, parse_request
+from tokenyard.protocol.parse import parse_name, parse_request
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.protocol.wire import Refused, Request
 from tokenyard.scripts import Scripts
@@ -38,6 +39,8 @@ MOST_ACTED_ON = 100
 FULL_TTL_S = 60
 #: Bytes of a bad value that a log shows.
 _SHOWN = 100
+#: Why the requests of a client without a lease are cancelled.
+_GONE = "its client has disappeared"
 
 
 class Sweeper:
@@ -182,17 +185,11 @@ class Sweeper:
             self._yard.connection.zrem(self._yard.keys.clients, client)
         for raw in ids or ():
             self._acted += 1
-            request_id = parse_id(raw)
-            if request_id is None:
+            code = cancel_listed(self._scripts, attached, client, raw, _GONE)
+            if code is None:
                 self._counts.bad["clients"] += 1
-            else:
-                code = self._scripts.cancel(client, request_id, "its client has disappeared")
-                if code is Cancelled.MOVED:
-                    continue  # its id stays, and a later round tries again
-                if code is not Cancelled.OVER:
-                    log.info("cancelled %s/%s: its client has disappeared", client, request_id)
-            # Only now, so that a successor tries again after a crash in between.
-            self._yard.connection.srem(attached, raw)
+            elif code not in {Cancelled.MOVED, Cancelled.OVER}:
+                log.info("cancelled %s/%s: %s", client, raw.decode(), _GONE)
 
 
 def _full(request: Request, name: PriorityClass, most: int) -> Refused:

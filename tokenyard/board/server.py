@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import math
 import signal
@@ -30,8 +31,8 @@ _TURN_S: Final = 1.0
 def serve(settings: BoardSettings) -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
     listener = listen(settings)
-    options = BoardOptions.of(
-        settings,
+    options = dataclasses.replace(
+        BoardOptions.of(settings),
         shows_content_to=settings.content,
         session_s=settings.session_s,
         max_streams=settings.max_streams,

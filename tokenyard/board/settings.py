@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tokenyard.protocol.http_settings import (
     MAX_STREAMS,
@@ -38,13 +37,12 @@ class BoardOptions:
     wait_s: float = 10.0
 
     @classmethod
-    def of(cls, settings: HttpSettings, **own: Any) -> BoardOptions:
-        """Of a program that serves it, with its ``own`` settings of the board."""
+    def of(cls, settings: HttpSettings) -> BoardOptions:
+        """Those that follow from how a program that serves it is reached."""
         return cls(
             needs_keys=settings.needs_keys,
             hosts=settings.hosts if settings.needs_keys else (settings.own_name,),
             has_tls=settings.tls_cert is not None,
-            **own,
         )
 
     def is_by_tls(self, name: str) -> bool:
