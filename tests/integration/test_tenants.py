@@ -23,6 +23,22 @@ def yard(opened: Opened) -> TenantYard:
 
 
 class TestShares:
+    @pytest.mark.long
+    def test_a_flood_of_one_tenant_does_not_delay_another(self, yard: TenantYard) -> None:
+        # Given a tenant with hundreds of waiting requests
+        worker = yard.worker(lane_limit=1)
+        yard.ask("flood", 400)
+        yard.lead()
+
+        # If another one asks now and then
+        served = yard.run(worker, 3)
+        for _ in range(5):
+            yard.ask("light")
+            served += yard.run(worker, 3)
+
+            # I expect it to be next each time, or the one after that: it starts where they are.
+            assert tenants(served[-3:])["light"] == 1
+
     def test_shares_follow_the_weights(self, yard: TenantYard) -> None:
         worker = yard.worker(lane_limit=4)
         for name, weight in (("a", 1), ("b", 2), ("c", 4)):

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.operating import NewHost, Operator, count_nothing, published, running, shows
+from tests.integration.operating import (
+    ADDER,
+    NewHost,
+    Operator,
+    count_nothing,
+    published,
+    running,
+    shows,
+)
 from tests.support.builders import make_request
 from tests.support.processes import START_S, Plant
-from tests.support.streams import attempts, check_exact, streams
+from tests.support.streams import attempts, check_beginning, check_exact, streams
 from tests.support.waiting import eventually
 from tokenyard.protocol.control import (
     ALL,
@@ -17,6 +25,8 @@ from tokenyard.protocol.control import (
     encode_desired,
     worker_scope,
 )
+from tokenyard.protocol.wire import Request
+from tokenyard.scripts.answers import Dispatched, Move
 
 
 class TestPause:
@@ -59,6 +69,88 @@ class TestPause:
         assert shows(host, "RUNNING").pid == before[1].pid
 
     @pytest.mark.long
+    def test_a_kept_request_past_its_deadline_ends(
+        self, plant: Plant, led_host: NewHost, operator: Operator
+    ) -> None:
+        # Given a kept stream with a deadline
+        host = led_host()
+        host.obey("load", "host", model="adder")
+        deadline_ms = plant.connection.time()[0] * 1000 + 5000
+        (late,) = streams(1, 8000, model="adder", deadline_ms=deadline_ms)
+        plant.push(late)
+        others = running(plant)
+        pid = host.process("host").pid
+
+        operator.say("PAUSE", mode="keep")
+
+        # I expect it to end then, and the others to continue in the same process.
+        assert plant.result(late.id).status == "expired"
+        check_beginning(plant, late)
+        operator.say("UNPAUSE")
+        assert attempts(check_exact(plant, others)) == [1] * 3
+        assert host.process("host").pid == pid
+
+    @pytest.mark.long
+    def test_a_request_that_slips_through_goes_back(
+        self, plant: Plant, new_host: NewHost, operator: Operator
+    ) -> None:
+        # Given a paused worker, and a leader that does not know of the pause and dispatches to it
+        host = new_host(simulated_step_s=0.02)
+        host.obey("load", "host", model="adder")
+        operator.say("PAUSE")
+        first = host.find("host")
+        assert first
+        (request,) = streams(1, 5, model="adder")
+        dispatch(plant, first[0], request)
+
+        # I expect it to leave the request behind, and to return as paused as before.
+        eventually(lambda: (found := host.find("host")) and found[0] != first[0])
+        shows(host, "PAUSED")
+
+        # The request loses no attempt, and is answered later.
+        plant.coordinator(static=True)
+        operator.say("UNPAUSE")
+        assert attempts(check_exact(plant, [request])) == [2]
+        count_nothing(plant, [request])
+
+    @pytest.mark.long
+    def test_modes_may_follow_each_other(
+        self, plant: Plant, led_host: NewHost, operator: Operator
+    ) -> None:
+        # Given kept streams
+        host = led_host()
+        host.obey("load", "host", model="adder")
+        requests = running(plant, max_tokens=300)
+        operator.say("PAUSE", ALL, mode="keep")
+        kept = host.find("host")
+
+        # If another scope wants them back
+        operator.say("PAUSE", ADDER, mode="abort")
+
+        # I expect them back in the queue, and to continue when no scope wants a pause.
+        assert host.find("host") != kept
+        operator.say("UNPAUSE", ADDER)
+        shows(host, "PAUSED")
+        operator.say("UNPAUSE", ALL)
+        assert attempts(check_exact(plant, requests)) == [2] * 3
+
+    @pytest.mark.long
+    def test_a_slow_pause_may_be_taken_back(
+        self, plant: Plant, led_host: NewHost, operator: Operator
+    ) -> None:
+        host = led_host()
+        host.obey("load", "host", model="adder")
+        requests = running(plant, max_tokens=400)
+
+        given = operator.give("PAUSE", mode="wait")
+        eventually(lambda: "PauseEngine(mode='wait')" in host.program.log)
+        assert operator.signals.unacknowledged(given), "they still run"
+        operator.say("UNPAUSE")
+
+        shows(host, "RUNNING")
+        assert attempts(check_exact(plant, requests)) == [1] * 3
+
+    @pytest.mark.long
     def test_only_workers_of_the_scope_pause(
         self, plant: Plant, led_host: NewHost, operator: Operator
     ) -> None:
@@ -74,6 +166,16 @@ class TestPause:
         shows(host, "RUNNING", "host-1")
         answers = check_exact(plant, requests)
         assert sorted(attempts(answers)) == [1, 1, 2, 2]
+
+
+def dispatch(plant: Plant, worker: str, request: Request) -> None:
+    """Move a request onto a lane, like a leader that does not know of a pause."""
+    plant.connection.set(plant.keys.leader, "1:deaf")
+    plant.push(request)
+    ((entry, _),) = plant.connection.xrange(plant.keys.intake("normal"))
+    move = Move("normal", entry.decode(), request.client, request.id, worker, lane_limit=4)
+    assert plant.scripts.dispatch("1:deaf", [move]) == [Dispatched.DISPATCHED]
+    plant.connection.delete(plant.keys.leader)
 
 
 class TestLate:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.integration.operating import ADDER, NewHost, Operator, count_nothing, running, shows
+from tests.support.hosts import Host
 from tests.support.processes import START_S, Plant
 from tests.support.streams import attempts, begun, check_exact
 from tests.support.waiting import eventually
@@ -131,3 +134,36 @@ class TestOthers:
         info = host.wait("ready", "host-1", model="adder")
         assert info.weights == "/w/2"
         assert "Reload" not in host.program.log.rpartition("is up with adder")[2]
+
+    @pytest.mark.long
+    def test_a_paused_worker_may_be_drained(
+        self, plant: Plant, led_host: NewHost, operator: Operator
+    ) -> None:
+        host = led_host()
+        host.obey("load", "host", model="adder")
+        requests = running(plant)
+        operator.say("PAUSE", mode="keep")
+
+        operator.say("DRAIN")
+
+        assert host.program.wait() == 0
+        eventually(lambda: {plant.ledger(one.id)["state"] for one in requests} == {"waiting"})
+        count_nothing(plant, requests)
+
+    @pytest.mark.long
+    def test_sigterm_ends_a_paused_controller(
+        self, plant: Plant, led_host: NewHost, operator: Operator, tmp_path: Path
+    ) -> None:
+        host = led_host()
+        host.obey("load", "host", model="adder")
+        requests = running(plant)
+        operator.say("PAUSE", mode="keep")
+
+        assert host.program.stop() == 0
+        count_nothing(plant, requests)
+
+        again = Host(plant, tmp_path)
+        again.wait("warm", "host")
+        again.obey("load", "host", model="adder")
+        operator.say("UNPAUSE")
+        assert attempts(check_exact(plant, requests)) == [2] * 3

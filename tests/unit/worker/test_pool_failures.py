@@ -10,6 +10,7 @@ import pytest
 from tests.support.pools import MEMORY, A, B, Theatre, engine_info
 from worker.engines import Memory
 from worker.host.allocation import Replace
+from worker.host.leak import READINGS
 from worker.messages import CommandRefused, Drain, Drained, Heartbeat, LoadModel, Ready, Warm
 
 MIB = 1024**2
@@ -147,6 +148,15 @@ class TestDeath:
 
 
 class TestReplacing:
+    def test_a_leaking_process_is_replaced(self, one: Theatre) -> None:
+        told = []
+        for at in range(1, READINGS + 1):
+            told += one.say("w-1", Warm(Memory(host=1000 + at * 16 * MIB), {"unload": 0.1}))
+        told += one.turn()
+
+        assert told == [("died", "w-1", "left", "ended by SIGKILL: replaced")]
+        assert one.member("w-1").start_at <= time.monotonic()
+
     def test_a_leak_is_reported_once(self, one: Theatre, caplog: pytest.LogCaptureFixture) -> None:
         member = one.member("w-1")
         member.warm(Warm(Memory(host=1000 + 96 * MIB), {"unload": 0.1}))
