@@ -109,6 +109,19 @@ def test_one_step_of_many_destinations_answers_in_the_order_given(
     assert yard.freed()[-1][b"count"] == b"3"
 
 
+def test_result_repeated_after_a_lost_answer_appears_once(
+    yard: PlayedYard, worker: str, assignment: Assignment
+) -> None:
+    first = result(assignment, [1])
+    yard.scripts.finish(worker, [first])
+    freed = yard.freed()
+
+    assert yard.scripts.finish(worker, [result(assignment, [2])]) == [Published.REPEATED]
+    assert yard.replies(assignment.request) == [first.reply]
+    assert yard.result(assignment.request) == first.reply
+    assert yard.freed() == freed
+
+
 def test_request_twice_in_one_step_finishes_once(
     yard: PlayedYard, worker: str, assignment: Assignment
 ) -> None:
