@@ -6,6 +6,7 @@ listens at a Unix socket, drops the requests of a front that is gone, and serves
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import logging
@@ -113,6 +114,8 @@ class SocketLink(EngineCoreClient):
         self._outputs: queue.SimpleQueue[EngineCoreOutputs] = queue.SimpleQueue()
         self._refused: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
         self._fault: Error | None = None
+        # What cannot be sent is not an error of the front: `_receive` sees why the core is gone.
+        self._unless_gone = contextlib.suppress(ConnectionError)
         self._wake: Callable[[], None] = lambda: None
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
@@ -144,7 +147,8 @@ class SocketLink(EngineCoreClient):
         """Call a method of `Core`; raises what that raises. Any thread may call."""
         number, answer = next(self._numbers), Future[Any]()
         self._calls[number] = answer
-        self._frames.send_object(Kind.CALL, (number, method, arguments))
+        with self._unless_gone:
+            self._frames.send_object(Kind.CALL, (number, method, arguments))
         return answer.result()
 
     # Of vLLM's `EngineCoreClient`
@@ -166,12 +170,14 @@ class SocketLink(EngineCoreClient):
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Send a request."""
-        self._frames.send(Kind.ADD, self._encoder.encode(request))
+        with self._unless_gone:
+            self._frames.send(Kind.ADD, self._encoder.encode(request))
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """Drop requests; unknown ones are ignored."""
         if request_ids:
-            self._frames.send_object(Kind.ABORT, list(request_ids))
+            with self._unless_gone:
+                self._frames.send_object(Kind.ABORT, list(request_ids))
 
     def get_output(self) -> EngineCoreOutputs:
         """The outputs of one step; none where no step has ended. Raises the core's last error."""
