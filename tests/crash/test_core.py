@@ -117,7 +117,7 @@ def test_a_core_that_crashes_makes_its_requests_suspects(
     requests = ask(plant, 10, stream=True)
     eventually(lambda: all(plant.ledger(one.id).get("worker") for one in requests))
 
-    # To the thread that runs steps: another would take a signal to the process, and they went on
+    # To the thread that runs steps: any other may take a signal to the process, and steps go on
     ctypes.CDLL(None).tgkill(core, core, signal.SIGSEGV)
     os.kill(core, signal.SIGCONT)
 

@@ -269,4 +269,5 @@ def test_a_failed_load_keeps_none_of_the_weights(backend: Backend, tmp_path: Pat
     first = try_it()
     later = [try_it() for _ in range(4)]
 
-    assert max(later) - first < 10 * MIB
+    # One that kept them would have more each time; what else the process does comes and goes.
+    assert min(later) - first < 10 * MIB

@@ -184,6 +184,7 @@ def _become(module: str, words: Sequence[str], log: str, env: Mapping[str, str])
         os.close(opened)
     os.environ.clear()
     os.environ.update(env)
+    sys.path[1:1] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     tempfile.tempdir = None
     sys.argv = [module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
