@@ -73,8 +73,8 @@ class Frames:
         self._lock = threading.Lock()
 
     def send(self, kind: Kind, parts: Sequence[Any]) -> None:
-        """Send a frame; any thread may."""
-        with self._lock:
+        """Send a frame, or drop it if the other side is gone (see `receive`); any thread may."""
+        with self._lock, contextlib.suppress(ConnectionError):
             if len(parts) == 1:
                 self._connection.send_bytes(b"".join((bytes((kind, 1)), parts[0])))
                 return
@@ -114,8 +114,6 @@ class SocketLink(EngineCoreClient):
         self._outputs: queue.SimpleQueue[EngineCoreOutputs] = queue.SimpleQueue()
         self._refused: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
         self._fault: Error | None = None
-        # What cannot be sent is not an error of the front: `_receive` sees why the core is gone.
-        self._unless_gone = contextlib.suppress(ConnectionError)
         self._wake: Callable[[], None] = lambda: None
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
@@ -147,8 +145,7 @@ class SocketLink(EngineCoreClient):
         """Call a method of `Core`; raises what that raises. Any thread may call."""
         number, answer = next(self._numbers), Future[Any]()
         self._calls[number] = answer
-        with self._unless_gone:
-            self._frames.send_object(Kind.CALL, (number, method, arguments))
+        self._frames.send_object(Kind.CALL, (number, method, arguments))
         return answer.result()
 
     # Of vLLM's `EngineCoreClient`
@@ -170,14 +167,12 @@ class SocketLink(EngineCoreClient):
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Send a request."""
-        with self._unless_gone:
-            self._frames.send(Kind.ADD, self._encoder.encode(request))
+        self._frames.send(Kind.ADD, self._encoder.encode(request))
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """Drop requests; unknown ones are ignored."""
         if request_ids:
-            with self._unless_gone:
-                self._frames.send_object(Kind.ABORT, list(request_ids))
+            self._frames.send_object(Kind.ABORT, list(request_ids))
 
     def get_output(self) -> EngineCoreOutputs:
         """The outputs of one step; none where no step has ended. Raises the core's last error."""
