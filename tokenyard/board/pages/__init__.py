@@ -8,12 +8,11 @@ from tokenyard.board.page import Page
 from tokenyard.board.pages.batches import view_batch, view_batches
 from tokenyard.board.pages.dead import view_letter, view_letters
 from tokenyard.board.pages.devices import view_devices, view_worker
-from tokenyard.board.pages.lists import view_audit, view_keys
 from tokenyard.board.pages.models import view_model, view_models
 from tokenyard.board.pages.request import view_request
 from tokenyard.board.pages.requests import view_requests
-from tokenyard.board.pages.signals import view_signals
-from tokenyard.board.pages.tenants import view_tenant, view_tenants
+from tokenyard.board.pages.signals import view_audit, view_signals
+from tokenyard.board.pages.tenants import view_keys, view_tenant, view_tenants
 from tokenyard.board.pages.yard import view_yard
 
 #: In the order of the menu.

@@ -1,4 +1,4 @@
-"""Signals: what is paused, by whom and why, who has not obeyed yet, and the buttons for it."""
+"""Signals: what is paused, by whom and why, who has not obeyed, the buttons for it; the audit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tokenyard.board.page import Parameters, numbered_page
+from tokenyard.ops.audit import MAX_ENTRIES, read_audit
 from tokenyard.ops.control import Signals, Unacknowledged
 from tokenyard.protocol.control import (
     ALL,
@@ -29,6 +30,8 @@ _MOST_LEFT: Final = 20
 _MOST_GIVEN: Final = 20
 _MOST_MODELS: Final = 50
 _PAGE: Final = 25
+#: Entries of the audit on one page.
+_ENTRIES: Final = 50
 #: What may be asked of a scope in a run state, beside ending it.
 _NEXT: Final[Mapping[RunState, Sequence[tuple[str, str]]]] = {
     "RUNNING": (("signal.pause", "Pause"),),
@@ -120,3 +123,16 @@ def _workers(
         combined = desired.of(name, model).run_state
         found.append((row(worker_scope(name)), view, combined))
     return found
+
+
+def view_audit(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """What operators have done, a part of it."""
+    before = given.text("before")
+    found = read_audit(yard, _ENTRIES + 1, before)
+    shown = found[:_ENTRIES]
+    return {
+        "entries": shown,
+        "is_newest": not before,
+        "before": shown[-1].entry if len(found) > _ENTRIES else "",
+        "most": MAX_ENTRIES,
+    }

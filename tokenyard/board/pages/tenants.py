@@ -1,4 +1,4 @@
-"""Tenants: who waits, with the share that each should have and has had, and one with its usage."""
+"""Tenants: who waits, the share each should have and has had; one with its usage; keys."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ from tokenyard.yard.usage import TenantUsage, read_report
 PER_PAGE: Final = 50
 #: Of more keys in the yard, those of a tenant are only on the page of keys.
 _MOST_KEYS: Final = 2_000
+#: Keys on one page.
+_KEYS_PER_PAGE: Final = 100
 _USAGE_DAYS: Final = (1, 7, 31, KEPT_DAYS)
 
 
@@ -221,3 +223,18 @@ def _bars(days: Sequence[TenantUsage], most: int, each: float) -> Iterator[Marku
                     f"{tokens:,}",
                     way,
                 )
+
+
+def view_keys(yard: Yard, given: Parameters) -> dict[str, Any]:
+    """All keys, or those of a tenant."""
+    tenant = given.text("tenant")
+    everything = list_keys(yard)
+    found = [one for one in everything.items() if tenant in {"", one[1].tenant}]
+    found.reverse()  # the newest first
+    page = numbered_page(given, len(found), _KEYS_PER_PAGE, "/keys", tenant=tenant)
+    return {
+        "tenant": tenant,
+        "found": found[page.first : page.end],
+        "total": len(found),
+        "numbered": page,
+    }
