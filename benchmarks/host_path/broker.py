@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 import redis
 
 from tokenyard.process.embedded_broker import free_port
-from tokenyard.process.servers import find_server
+from tokenyard.process.servers import embedded_server
 from tokenyard.protocol.digest import request_digest
 from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.parse import parse_assignment
@@ -65,7 +65,7 @@ def _counted_server() -> Iterator[tuple[redis.Redis, Callable[[], int]]]:
         server = subprocess.Popen(
             [
                 *("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"),
-                *(str(find_server()), "--port", str(port), "--bind", "127.0.0.1"),
+                *(str(embedded_server()), "--port", str(port), "--bind", "127.0.0.1"),
                 *("--save", "", "--dir", folder),
             ],
             stdout=subprocess.DEVNULL,

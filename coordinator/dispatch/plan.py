@@ -91,7 +91,11 @@ def _place_suspects(
 
 
 def take_group(suspects: list[QueuedRequest], room: int) -> list[QueuedRequest]:
-    """Take out the next group of suspects, no larger than the trial of any member allows."""
+    """Take out the next group of suspects, which are tried together on one lane.
+
+    It is no larger than ``room``, and than the ``trial`` of any member: the size of the largest
+    group in which that one may be tried.
+    """
     count, limit = 0, room
     for one in suspects:
         limit = min(limit, one.trial or 0)

@@ -14,7 +14,7 @@ from tests.support.servers import free_port
 from tokenyard.process import embedded_broker as broker
 from tokenyard.process import servers
 from tokenyard.process.embedded_broker import EmbeddedBroker
-from tokenyard.process.servers import choose_server, describe, find_server
+from tokenyard.process.servers import choose_server, describe, embedded_server
 from tokenyard.protocol.errors import BrokerUnavailable, SettingsError
 
 
@@ -34,7 +34,7 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_default_is_the_embedded_server(on_path: Path) -> None:
     program(on_path, "valkey-server", "Valkey server v=8.0.1 malloc=jemalloc-5.3.0")
-    assert choose_server("embedded") == find_server()
+    assert choose_server("embedded") == embedded_server()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_auto_takes_the_first_server_that_is_new_enough(
 ) -> None:
     """Given system servers, I expect the first that is new enough, else the embedded one."""
     found = [program(on_path, name, says) for name, says in there.items()]
-    assert choose_server("auto") == (find_server() if chosen is None else found[chosen])
+    assert choose_server("auto") == (embedded_server() if chosen is None else found[chosen])
 
 
 def test_a_program_may_be_named_by_path_or_name(on_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_missing_program_is_refused(tmp_path: Path) -> None:
 def test_a_missing_wheel_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(BrokerUnavailable, match=r"PATH\[broker\].*--server auto"):
-        find_server()
+        embedded_server()
 
 
 @pytest.mark.redis

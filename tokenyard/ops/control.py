@@ -36,7 +36,7 @@ from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.streams import position, unix_ms
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.scripts import Scripts
-from tokenyard.yard.changes import read_answers
+from tokenyard.yard.changes import read_acknowledgements
 from tokenyard.yard.pauses import scopes_of
 from tokenyard.yard.snapshot import read_roster
 
@@ -77,7 +77,7 @@ class Unacknowledged:
     reason: str = ""  # why it refuses; "": it has not answered
 
 
-def await_answers(
+def await_acknowledgements(
     yard: Yard,
     asked: Mapping[str, Unacknowledged],
     timeout_s: float,
@@ -89,7 +89,7 @@ def await_answers(
     """
 
     def look() -> list[Unacknowledged]:
-        answers = read_answers(yard, asked)
+        answers = read_acknowledgements(yard, asked)
         return [
             replace(one, reason=_reason(answer))
             for entry, one in asked.items()
@@ -160,7 +160,7 @@ class Signals:
         there may be another order.
         """
         live = _newest(read_roster(self._yard).live)
-        answers = read_answers(self._yard, (entry,))[entry]
+        answers = read_acknowledgements(self._yard, (entry,))[entry]
         return any(
             order.scope in scopes_of(info) and not _has_obeyed(info, (entry,))
             for worker, info in live.items()
@@ -189,7 +189,7 @@ class Signals:
         self, receipt: SignalReceipt, live: Mapping[str, WorkerInfo]
     ) -> list[Unacknowledged]:
         answers = dict[str, Acknowledgement]()
-        for found in read_answers(self._yard, receipt.ids).values():
+        for found in read_acknowledgements(self._yard, receipt.ids).values():
             answers |= found
         if receipt.order.signal in _VERBS:
             missing = [one for one, info in live.items() if _process(info) in receipt.processes]
@@ -281,7 +281,7 @@ class Signals:
                 f"RELOAD_WEIGHTS: no live host may load {model}, so none can check "
                 f"{path}: start one first"
             )
-        return await_answers(self._yard, asked, timeout_s, is_enough=any)
+        return await_acknowledgements(self._yard, asked, timeout_s, is_enough=any)
 
     def _one_worker_of_each_host(self, model: str) -> list[tuple[str, WorkerInfo]]:
         """A worker of each live host that may load a model."""

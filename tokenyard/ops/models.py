@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
-from tokenyard.ops.control import Signals, Unacknowledged, await_answers
+from tokenyard.ops.control import Signals, Unacknowledged, await_acknowledgements
 from tokenyard.ops.names import find_model, find_worker
 from tokenyard.ops.operation import Caller, Field, Operation, Outcome, Preview, operation
 from tokenyard.ops.signals import Mode
@@ -237,7 +237,7 @@ def _send(yard: Yard, caller: Caller, verb: str, asked: _Asked, plan: ModelPlan)
             "ids": list(sent),
             "workers": [one.worker for one in sent.values()],
         },
-        wait=lambda timeout_s: await_answers(yard, sent, timeout_s),
+        wait=lambda timeout_s: await_acknowledgements(yard, sent, timeout_s),
     )
 
 

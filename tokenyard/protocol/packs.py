@@ -15,9 +15,11 @@ T = TypeVar("T")
 
 
 def in_packs(items: Iterable[T], size_of: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """The items in their order, as many as share a request, which has up to ``most`` of size.
+    """Split inputs into packs, each of which becomes one request in the queue.
 
-    The same items always make the same packs: a request that is asked again has the same inputs.
+    A pack has at most `PACK_INPUTS` inputs, whose sizes add up to at most ``most``; a larger input
+    has a pack of its own. The same inputs always make the same packs, so a caller that asks again
+    sends the same requests.
     """
     pack: list[T] = []
     size = 0

@@ -63,7 +63,7 @@ def recent_commands(
     wanted = [
         one for one in sent if model in {"", one.command.model} and worker in {"", one.worker_name}
     ][:most]
-    answers = read_answers(yard, [one.id for one in wanted])
+    answers = read_acknowledgements(yard, [one.id for one in wanted])
     return [replace(one, answer=next(iter(answers[one.id].values()), None)) for one in wanted]
 
 
@@ -75,8 +75,13 @@ def _newest(yard: Yard, most: int) -> Iterator[tuple[str, control.Order | contro
             yield entry.decode(), given
 
 
-def read_answers(yard: Yard, ids: Iterable[str]) -> dict[str, dict[str, control.Acknowledgement]]:
-    """The readable answers to entries of the control stream, by entry and worker."""
+def read_acknowledgements(
+    yard: Yard, ids: Iterable[str]
+) -> dict[str, dict[str, control.Acknowledgement]]:
+    """What workers acknowledged, by entry of the control stream and worker.
+
+    What cannot be decoded is left out.
+    """
     entries = list(ids)
     pipeline: Any = yard.connection.pipeline(transaction=False)
     for entry in entries:

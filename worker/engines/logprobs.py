@@ -64,7 +64,7 @@ def most(*counts: int) -> int:
     return -1 if -1 in counts else max(counts)
 
 
-def entry(token: int, position: Mapping[int, Logprob], asked: Wanted) -> dict[str, Any]:
+def token_entry(token: int, position: Mapping[int, Logprob], asked: Wanted) -> dict[str, Any]:
     """The entry of one position from vLLM's logprobs."""
     top = asked.pick(position)
     found = _plain(token, position[token])
@@ -73,12 +73,13 @@ def entry(token: int, position: Mapping[int, Logprob], asked: Wanted) -> dict[st
     return found | {"top": top}
 
 
-def entries(
+def token_entries(
     tokens: Iterable[int], positions: Iterable[Mapping[int, Logprob]], asked: Wanted
 ) -> list[dict[str, Any]]:
-    """Entries of sampled tokens."""
+    """The entry of each sampled token, from vLLM's logprobs of its position."""
     return [
-        entry(token, position, asked) for token, position in zip(tokens, positions, strict=True)
+        token_entry(token, position, asked)
+        for token, position in zip(tokens, positions, strict=True)
     ]
 
 
@@ -87,7 +88,7 @@ def prompt_entries(
 ) -> list[dict[str, Any] | None]:
     """Entries of prompt tokens."""
     return [
-        None if position is None else entry(token, position, asked)
+        None if position is None else token_entry(token, position, asked)
         for token, position in zip(tokens, positions, strict=True)
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tokenyard.protocol.wire import SamplingParams
-from worker.engines.logprobs import FLOOR, Wanted, entry, most, wanted, with_scores
+from worker.engines.logprobs import FLOOR, Wanted, most, token_entry, wanted, with_scores
 
 
 @dataclass
@@ -30,7 +30,7 @@ def test_the_requested_number_of_logprobs_is_returned() -> None:
 
 
 def test_named_tokens_keep_their_order() -> None:
-    found = entry(9, POSITION, Wanted(2, (7, 5)))
+    found = token_entry(9, POSITION, Wanted(2, (7, 5)))
 
     assert [(one["token"], one["logprob"], one["rank"]) for one in found["top"]] == [
         (7, FLOOR, None),
@@ -41,7 +41,7 @@ def test_named_tokens_keep_their_order() -> None:
 def test_a_whole_vocabulary_is_ranked_here() -> None:
     by_ids: Any = {5: Seen(-3.0, 1), 9: Seen(-1.0, 2)}
 
-    found = entry(9, by_ids, Wanted(-1))
+    found = token_entry(9, by_ids, Wanted(-1))
 
     assert found["rank"] == 1
     assert [(one["token"], one["rank"]) for one in found["top"]] == [(9, 1), (5, 2)]

@@ -236,7 +236,7 @@ def run_first_model(backend: Backend, *, timeout_s: float = 0.0) -> None:
 
     try:
         with (
-            warm_base.unmonitored(),
+            warm_base.no_kernel_warnings(),
             owned_folder("tokenyard-warmup-") as folder,
             closing(backend.load(write_model(folder))) as engine,
         ):

@@ -16,7 +16,14 @@ from msgspec.structs import replace
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.replies import Choice
 from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
-from worker.engines.logprobs import Wanted, entries, prompt_entries, unknown, wanted, with_scores
+from worker.engines.logprobs import (
+    Wanted,
+    prompt_entries,
+    token_entries,
+    unknown,
+    wanted,
+    with_scores,
+)
 from worker.engines.vllm.request import EngineRequest
 
 if TYPE_CHECKING:
@@ -116,7 +123,7 @@ class Streamed:
             return None
         logprobs = None
         if self._logprobs is not None and part.logprobs is not None:
-            logprobs = entries(tokens, _positions(part)[: len(tokens)], self._logprobs)
+            logprobs = token_entries(tokens, _positions(part)[: len(tokens)], self._logprobs)
             choice.logprobs.extend(logprobs)
         return TokenDelta(
             self.asked.key,
@@ -236,7 +243,7 @@ class Continued(Streamed):
         """Separate the published tokens, which vLLM counts as prompt, from the prompt."""
         at = len(self.asked.prompt)
         if self._logprobs is not None and found:
-            old = entries(self.asked.published, found[at:], self._logprobs)
+            old = token_entries(self.asked.published, found[at:], self._logprobs)
             self._choices[0].logprobs = old
         self._prompt_logprobs = _prompt_logprobs(self.asked, found[:at], output)
 

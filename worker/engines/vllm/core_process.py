@@ -15,7 +15,7 @@ from worker.engines.stopwatch import Stopwatch
 from worker.engines.vllm.backend import CoreBackend, settle
 from worker.engines.vllm.core import Core, CoreInfo
 from worker.engines.vllm.core_link import CoreServer, Frames, Kind, error_of
-from worker.engines.vllm.warm_base import unmonitored
+from worker.engines.vllm.warm_base import no_kernel_warnings
 from worker.models import ModelSpec
 
 log = logging.getLogger("tokenyard.worker.core")
@@ -116,7 +116,7 @@ class CoreProcess:
             stopwatch = Stopwatch()
             self._backend.begin_warm_up(stopwatch)
             self._phases_s = stopwatch.phases_s
-            self._warming.enter_context(unmonitored())
+            self._warming.enter_context(no_kernel_warnings())
         return self._phases_s
 
     def _load(self, spec: ModelSpec, group: RankGroup | None, weights: str) -> CoreInfo:

@@ -67,7 +67,7 @@ def held_back(*, has_kernels: bool) -> Iterator[None]:
         stack.enter_context(replaced(gc, "unfreeze", _do_nothing))
         # Restored afterwards: torch wraps it per model, which adds a "[rank0]" to every line.
         stack.enter_context(replaced(sys, "excepthook", sys.excepthook))
-        stack.enter_context(unmonitored())
+        stack.enter_context(no_kernel_warnings())
         platform = _platform()
         # Ask the class: a platform warns of attributes that it lacks.
         if has_kernels and hasattr(type(platform), _KERNELS):
@@ -76,7 +76,7 @@ def held_back(*, has_kernels: bool) -> Iterator[None]:
 
 
 @contextmanager
-def unmonitored() -> Iterator[None]:
+def no_kernel_warnings() -> Iterator[None]:
     """Silence vLLM's warnings of compiled kernels during a warm-up or load.
 
     vLLM warns of each kernel that is compiled after the warm-up of a process's first engine.
