@@ -228,13 +228,14 @@ class TestTrust:
         assert yard.scripts.emit(worker, self.step(assignment, 2, 3), 1) == [0]
         assert tokens_of(yard.replies(assignment.request)) == [1, 2]
 
+    @pytest.mark.parametrize("seq", [0, 1])
     def test_of_a_cancelled_request_nothing_is_published(
-        self, yard: PlayedYard, worker: str, assignment: Assignment, until: int
+        self, yard: PlayedYard, worker: str, assignment: Assignment, until: int, seq: int
     ) -> None:
         request = assignment.request
         yard.scripts.cancel(request.client, request.id, "for the test")
 
-        assert yard.scripts.emit(worker, self.step(assignment, 1, 2), until) == [0]
+        assert yard.scripts.emit(worker, self.step(assignment, seq, 2), until) == [0]
         assert yard.published(request) == b""
 
     def test_of_a_worker_without_a_lease_nothing_is_published(

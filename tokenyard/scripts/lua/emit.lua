@@ -10,7 +10,7 @@
 -- ARGV[4] the server's time in ms up to which deltas with a + are taken on trust
 -- ARGV[5...] for each destination: kind (flat: one entry for each delta; frame: one entry for
 --   all), number of deltas, then for each delta: attempt, seq (tokens published before it, with
---   a + where the attempt was compared lately), its tokens (packed int32), the reply (msgpack
+--   a + where the attempt was compared lately: never of the first), its tokens (packed int32), the reply (msgpack
 --   map); behind them all, for each delta of which
 --   the ledger keeps something: the field (`epoch` or `cached`), its number from 1, place of its
 --   ledger in KEYS, the value; and for each delta of a stream of several choices: `choice`, its
@@ -60,8 +60,9 @@ local function publish(ledger, tokens, attempt, seq, packed)
     return LEASE_LOST
   end
   -- Whoever takes a request from a worker with a lease deletes its tokens, and its id lives again a second
-  -- later at the earliest. So tokens that follow those of this attempt need no other proof for so long.
-  if trusts and byte(seq) == PLUS and append(tokens, seq, packed) == PUBLISHED then
+  -- later at the earliest. So tokens that follow those of this attempt need no other proof for so long; the
+  -- first tokens follow none, and would be taken where the others were deleted.
+  if trusts and byte(seq) == PLUS and seq ~= '+0' and append(tokens, seq, packed) == PUBLISHED then
     return PUBLISHED
   end
   local owner = call('HMGET', ledger, 'worker', 'attempt', 'state')
