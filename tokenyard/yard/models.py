@@ -58,6 +58,45 @@ class ModelView:
         """What hosts say of it; where none is there, the last that was."""
         return self.hosts or self.gone
 
+    @property
+    def states(self) -> Mapping[str, int]:
+        """Its workers by state, most first."""
+        return dict(Counter[str](one.state for one in self.workers.values()).most_common())
+
+    @property
+    def load_s(self) -> float:
+        """The shortest last load on its hosts; 0: none was measured."""
+        return min((o.info.load_s for o in self.offers if o.info.load_s), default=0.0)
+
+    @property
+    def swap_s(self) -> float:
+        """The shortest last swap on its hosts; 0: none was measured."""
+        return min((o.info.swap_s for o in self.offers if o.info.swap_s), default=0.0)
+
+    @property
+    def pin(self) -> int:
+        """Workers that always hold it."""
+        return max((o.info.pin for o in self.offers), default=0)
+
+    @property
+    def ranks(self) -> int:
+        """Devices that it needs."""
+        return max((o.info.ranks for o in self.offers), default=1)
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Names that it also serves, of all its hosts and workers."""
+        of_hosts = (name for offer in self.offers for name in offer.info.adapters)
+        of_workers = (name for one in self.workers.values() for name in one.adapters)
+        return sorted({*of_hosts, *of_workers})
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """Why hosts could not load it when they last tried, the latest first."""
+        infos = (offer.info for offer in self.offers)
+        failed = sorted((one for one in infos if one.fault), key=lambda one: -one.faulted_ms)
+        return [one.fault for one in failed]
+
 
 def model_views(view: YardView) -> list[ModelView]:
     """Every known model, by name."""

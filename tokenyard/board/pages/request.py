@@ -331,18 +331,7 @@ PHASES: Final[dict[Phase, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BarPart:
-    """One part of the bar."""
-
-    phase: Phase
-    name: str
-    took_ms: int
-    x: int
-    width: int
-
-
-def bar_of(timeline: Timeline) -> list[BarPart]:
+def bar_of(timeline: Timeline) -> list[dict[str, Any]]:
     """The parts, from acceptance to the end or to now; none where it never arrived."""
     spans = [one for one in _spans(timeline) if one[2] >= 0]
     total = sum(took_ms for *_, took_ms in spans)
@@ -352,7 +341,8 @@ def bar_of(timeline: Timeline) -> list[BarPart]:
     parts, x = [], 0.0
     for (phase, name, took_ms), width in zip(spans, widths, strict=True):
         scaled = width * WIDTH / sum(widths)
-        parts.append(BarPart(phase, name, took_ms, round(x), round(x + scaled) - round(x)))
+        place = {"x": round(x), "width": round(x + scaled) - round(x)}
+        parts.append({"phase": phase, "name": name, "took_ms": took_ms, **place})
         x += scaled
     return parts
 
@@ -393,7 +383,7 @@ def _last(timeline: Timeline, attempt: Attempt, end_ms: int) -> Iterator[tuple[P
     yield "answer", f"{name}, to the end", end_ms - first_ms
 
 
-def phases_of(parts: Sequence[BarPart]) -> list[tuple[Phase, str]]:
+def phases_of(parts: Sequence[dict[str, Any]]) -> list[tuple[Phase, str]]:
     """The phases in a bar, for its legend."""
-    seen = {part.phase for part in parts}
+    seen = {part["phase"] for part in parts}
     return [(phase, name) for phase, name in PHASES.items() if phase in seen]

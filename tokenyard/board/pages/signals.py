@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tokenyard.board.page import Parameters, numbered_page
@@ -40,20 +39,8 @@ _NEXT: Final[Mapping[RunState, Sequence[tuple[str, str]]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ScopeRow:
-    """A scope, its desired state, and how many of its workers follow it."""
-
-    scope: str
-    name: str
-    desired: DesiredState
-    workers: int
-    left: Sequence[Unacknowledged]  # who have not obeyed yet
-
-    @property
-    def buttons(self) -> Sequence[tuple[str, str]]:
-        """Name and label of each action that makes sense now."""
-        return _NEXT[self.desired.run_state]
+#: A scope, its desired state, and how many of its workers follow it.
+ScopeRow = Mapping[str, Any]
 
 
 def _rows(
@@ -68,7 +55,14 @@ def _rows(
 
     def row(scope: str) -> ScopeRow:
         state = desired.by_scope.get(scope, DesiredState())
-        return ScopeRow(scope, said(scope), state, counts[scope], left_in[scope])
+        return {
+            "scope": scope,
+            "name": said(scope),
+            "desired": state,
+            "workers": counts[scope],
+            "left": left_in[scope],  # who have not obeyed yet
+            "buttons": _NEXT[state.run_state],  # name and label of each
+        }
 
     return row
 

@@ -106,7 +106,7 @@ def _quantile(counts: Sequence[int], share: float) -> str:
 
 def _charts(points: Sequence[HistorySample | None]) -> list[Markup]:
     def line(name: str, value: Callable[[HistorySample], float | None]) -> Line:
-        return Line(name, [None if one is None else value(one) for one in points])
+        return name, [None if one is None else value(one) for one in points]
 
     def quantiles(times: Callable[[HistorySample], Sequence[int]]) -> list[Line]:
         return [
