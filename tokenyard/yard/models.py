@@ -30,7 +30,7 @@ from tokenyard.yard.pauses import (
     texts,
 )
 from tokenyard.yard.reads import Fields, intakes
-from tokenyard.yard.requests import accepted_ms
+from tokenyard.yard.requests import TOKEN_BYTES, accepted_ms
 from tokenyard.yard.snapshot import YardView
 
 
@@ -129,7 +129,6 @@ MOST_TENANTS: Final = 10
 MOST_OF_TENANT: Final = 5
 #: Of requests that are longer than this on average, fewer are read.
 _USUAL_BYTES: Final = 4096
-_TOKEN_BYTES: Final = 4
 #: The leader gives up on a load without an effect after about so long.
 _PATIENCE_MS: Final = 60_000
 
@@ -188,7 +187,7 @@ def read_waiting_sample(yard: Yard, view: YardView) -> WaitingSample:
 def _oldest(yard: Yard, waiting: int) -> Iterator[tuple[bytes, Fields]]:
     run: Any = yard.connection
     tokens = run.hget(yard.keys.tally, "queued_tokens")
-    size = _TOKEN_BYTES * max(0, whole(tokens)) / waiting
+    size = TOKEN_BYTES * max(0, whole(tokens)) / waiting
     share = min(1.0, _USUAL_BYTES / size) if size else 1.0
     common, tenants, of_tenant = (
         max(1, int(share * most)) for most in (MOST_COMMON, MOST_TENANTS, MOST_OF_TENANT)

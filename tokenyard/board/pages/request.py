@@ -16,7 +16,7 @@ from tokenyard.board.page import NotFound, Parameters, given_request
 from tokenyard.board.pages.requests import MOST_ENTRIES, MOST_KEYS_FOR_ID
 from tokenyard.client.tokenization import Tokenizer, load_tokenizer
 from tokenyard.ops.names import checked_request
-from tokenyard.ops.requests import letter_of
+from tokenyard.ops.requests import letters_of
 from tokenyard.protocol.errors import BadInput, UnknownRequest
 from tokenyard.protocol.keys import Yard, split_intake
 from tokenyard.protocol.media import modalities_of
@@ -26,7 +26,7 @@ from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, prompt_value, unpac
 from tokenyard.protocol.worker_info import decode_worker
 from tokenyard.yard.history import RecentSamples
 from tokenyard.yard.listing import find_owners
-from tokenyard.yard.requests import read_letter, read_submitted
+from tokenyard.yard.requests import TOKEN_BYTES, read_letter, read_submitted
 from tokenyard.yard.timeline import Attempt, Timeline, read_timeline
 
 log = logging.getLogger("tokenyard.board")
@@ -36,7 +36,6 @@ log = logging.getLogger("tokenyard.board")
 
 #: Tokens that are read at a look, however many there are.
 MOST_TOKENS: Final = 512
-_TOKEN_BYTES: Final = 4
 #: Tokenizers that are kept, and so long without a look they make room for others.
 _MOST_TOKENIZERS: Final = 4
 _UNUSED_S: Final = 60.0
@@ -45,8 +44,8 @@ _UNUSED_S: Final = 60.0
 def last_tokens(yard: Yard, client: str, request_id: str) -> list[int]:
     """The last published tokens."""
     run: Any = yard.connection
-    packed = run.getrange(yard.keys.tokens(client, request_id), -MOST_TOKENS * _TOKEN_BYTES, -1)
-    return unpack_tokens(packed) if len(packed) % _TOKEN_BYTES == 0 else []
+    packed = run.getrange(yard.keys.tokens(client, request_id), -MOST_TOKENS * TOKEN_BYTES, -1)
+    return unpack_tokens(packed) if len(packed) % TOKEN_BYTES == 0 else []
 
 
 @dataclass(slots=True)
@@ -135,7 +134,8 @@ def view_request(yard: Yard, given: Parameters) -> dict[str, Any]:
             f"{error}. The results of requests are kept for their result_ttl, an hour by default."
         ) from error
     ended_ms = timeline.ended_ms or 0
-    letter = letter_of(yard, client, request_id, ended_ms)
+    owner = client, request_id
+    letter = letters_of(yard, {owner: ended_ms}).get(owner)
     if letter:
         submitted = read_letter(yard, letter.letter, client, request_id)
     else:
