@@ -37,7 +37,7 @@ from tokenyard.protocol.streams import position, unix_ms
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.scripts import Scripts
 from tokenyard.yard.changes import read_acknowledgements
-from tokenyard.yard.pauses import scopes_of
+from tokenyard.yard.pauses import scopes_of, workers_in
 from tokenyard.yard.snapshot import read_roster
 
 _VERBS: Final[Mapping[Signal, Literal["drain", "stop"]]] = {"DRAIN": "drain", "STOP": "stop"}
@@ -170,7 +170,7 @@ class Signals:
     def _command(self, order: Order) -> SignalReceipt:
         """Command the workers that are in scope now, each by its incarnation."""
         verb, ids, live = _VERBS[order.signal], [], read_roster(self._yard).live
-        told = [one for one, info in sorted(live.items()) if order.scope in scopes_of(info)]
+        told = workers_in(live, order.scope)
         for worker in told:
             command = Command(verb=verb, worker=worker, why=order.why, by=order.by)
             ids.append(self._scripts.command(command))
