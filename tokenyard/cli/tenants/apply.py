@@ -25,24 +25,6 @@ from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings
 from tokenyard.protocol.texts import counted, did_you_mean, printable
 from tokenyard.yard.tenants import differences, stored_tenants, words_of
 
-APPLY: Final = """Load a file with all tenants: what is not in it goes.
-
-It shows what changes, asks, and changes all of it at once. Mistakes in the file are all named, and
-then nothing changes.
-
-A file:
-  [defaults]                       # of the tenants in this file
-  max_waiting_requests = 10_000
-  [tenants.research]
-  weight = 4
-  [tenants.trial]
-  tokens_per_day = 1_000_000
-  classes = ["low"]
-
-Examples:
-  tokenyard tenants apply tenants.toml --dry-run
-  tokenyard tenants apply tenants.toml --yes
-"""
 _TABLES: Final = ("defaults", "tenants")
 
 
@@ -81,14 +63,31 @@ def _table(at: str, value: Any, faults: list[str]) -> Mapping[str, Any]:
     return {}
 
 
-@click.command("apply", cls=PlainCommand, help=APPLY, short_help="Load a file with all of them.")
+@click.command("apply", cls=PlainCommand, short_help="Load a file with all of them.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")
 @yes_option
 @json_option
 @click.pass_context
 def apply_file(ctx: click.Context, file: Path, dry_run: bool, is_sure: bool, as_json: bool) -> None:
-    """Compare, show, ask and change."""
+    """Load a file with all tenants: what is not in it goes.
+
+    It shows what changes, asks, and changes all of it at once. Mistakes in the file are all named,
+    and then nothing changes.
+
+    A file:
+      [defaults]                       # of the tenants in this file
+      max_waiting_requests = 10_000
+      [tenants.research]
+      weight = 4
+      [tenants.trial]
+      tokens_per_day = 1_000_000
+      classes = ["low"]
+
+    Examples:
+      tokenyard tenants apply tenants.toml --dry-run
+      tokenyard tenants apply tenants.toml --yes
+    """
     wanted = read_tenants_file(file)
     with opened(ctx.obj) as yard:
         changes = tenants.changes_to(stored_tenants(yard), wanted)
