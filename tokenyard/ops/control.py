@@ -38,7 +38,7 @@ from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.scripts import Scripts
 from tokenyard.yard.changes import read_acknowledgements
 from tokenyard.yard.pauses import scopes_of, workers_in
-from tokenyard.yard.snapshot import read_roster
+from tokenyard.yard.snapshot import RosterView, read_roster
 
 _VERBS: Final[Mapping[Signal, Literal["drain", "stop"]]] = {"DRAIN": "drain", "STOP": "stop"}
 _POLL_S: Final = 0.1
@@ -181,9 +181,10 @@ class Signals:
         """The workers that hold a lease and have not obeyed."""
         return self._missing(receipt, read_roster(self._yard).live)
 
-    def behind(self, live: Mapping[str, WorkerInfo], changed: str) -> list[Unacknowledged]:
+    def behind(self, roster: RosterView) -> list[Unacknowledged]:
         """Those of the live workers that do not follow the last change of a desired state yet."""
-        return self._missing(SignalReceipt(Order(signal="PAUSE"), (changed,)), live)
+        last = SignalReceipt(Order(signal="PAUSE"), (roster.desired_states.changed,))
+        return self._missing(last, roster.live)
 
     def _missing(
         self, receipt: SignalReceipt, live: Mapping[str, WorkerInfo]

@@ -79,8 +79,7 @@ def _preview_of(signal: Signal) -> Callable[..., Preview]:
             nobody = f"{name}: no worker is live." if not workers else ""
             needs_yes = order.scope == ALL
             return Preview(nobody or text, named, len(workers), needs_yes=needs_yes)
-        desired = roster.desired_states
-        state = desired.by_scope.get(order.scope, DesiredState())
+        state = roster.desired_states.by_scope.get(order.scope, DesiredState())
         if signal == "SET_GENERATION_EPOCH":  # which a form has not asked for yet
             values = {"epoch": (state.epoch or 0) + 1}
             return Preview(text, named, max(1, len(workers)), values=values)
@@ -89,7 +88,7 @@ def _preview_of(signal: Signal) -> Callable[..., Preview]:
         except Invalid as error:
             raise _refused(error, order) from error
         if is_redundant:
-            behind = Signals(yard).behind(roster.live, desired.changed)
+            behind = Signals(yard).behind(roster)
             left = [one.worker for one in behind if one.worker in workers]
             text = f"{name} is {state.run_state} already."
             if left:

@@ -119,12 +119,10 @@ def _tiles(
     ]
 
 
-def _counts(devices: Iterable[DeviceView]) -> list[tuple[str, int]]:
+def _counts(devices: Sequence[DeviceView]) -> list[tuple[str, int]]:
     """Devices by state, most first, and those that are paused."""
-    states: Counter[str] = Counter()
-    for one in devices:
-        states[one.worker.state] += 1
-        states[_PAUSED] += is_paused(one.worker)
+    states = Counter[str](one.worker.state for one in devices)
+    states[_PAUSED] = sum(is_paused(one.worker) for one in devices)
     return [(state, count) for state, count in states.most_common() if count]
 
 
