@@ -105,7 +105,7 @@ def _rows(
             "view": views.get(name) or TenantView(name=""),
             "wanted": wanted.get(name),  # shares
             "had": had.get(name),
-            "limits": limits_used(views[name], windows[name]) if name else (),
+            "limits": limits_used(views[name], windows[name]) if name else {},
         }
         for name in names
     ]
@@ -131,7 +131,7 @@ def view_tenant(yard: Yard, given: Parameters) -> dict[str, Any]:
             (key, value_text(key, getattr(view.settings, key)))
             for key in view.settings.__struct_fields__
         ],
-        "limits": {limit.name: limit for limit in row["limits"]},
+        "limits": row["limits"],
         "days": days,
         "choices": _USAGE_DAYS,
         "report": report,

@@ -121,10 +121,7 @@ def _sheet(one: TenantView, wanted: Mapping[str, float], used: Mapping[str, int]
 
 def _fields(wanted: Mapping[str, float], one: TenantView) -> dict[str, object]:
     return {
-        **{name: getattr(one, name) for name in one.__struct_fields__},
-        "refused": dict(one.refused),
-        "refused_ms": dict(one.refused_ms),
-        "refused_lately": dict(one.refused_lately),
+        **msgspec.structs.asdict(one),
         "settings": as_fields(one.settings),
         "share": wanted.get(one.name),
     }
