@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import click
 import msgspec
-import redis
 
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.operating import operator
 from tokenyard.cli.shared.options import ask_first, json_option, yes_option
 from tokenyard.ops import tenants
-from tokenyard.ops.audit import COMMAND_LINE, AuditEntry, record
+from tokenyard.ops.audit import COMMAND_LINE, AuditEntry
+from tokenyard.ops.operation import record_done
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import Yard, is_tenant
@@ -118,10 +118,9 @@ def _record(yard: Yard, changes: Sequence[tenants.TenantChange], file: Path) -> 
         target=", ".join(change.name for change in changes),
         text=f"{counted(len(changes), 'tenant')} changed by {file.name}",
     )
-    try:
-        record(yard, entry)
-    except redis.RedisError as error:
-        say(f"Warning: this is not in the audit: {error}", err=True)
+    _, problem = record_done(yard, entry)
+    if problem:
+        say(f"Warning: this is not in the audit: {problem}", err=True)
 
 
 def _print(changes: Sequence[tenants.TenantChange]) -> None:
