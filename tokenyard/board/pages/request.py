@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tokenyard import clock
-from tokenyard.board.page import NotFound, Parameters, given_request
+from tokenyard.board.page import NotFound, Parameters
 from tokenyard.board.pages.requests import MOST_ENTRIES, MOST_KEYS_FOR_ID
 from tokenyard.client.tokenization import Tokenizer, load_tokenizer
 from tokenyard.ops.names import checked_request
@@ -167,9 +167,10 @@ def view_request(yard: Yard, given: Parameters) -> dict[str, Any]:
 
 def _named(yard: Yard, given: Parameters) -> tuple[str, str]:
     """Client and id in the address; the client may be left out where only one has the id."""
-    if given.texts("client") not in ([], [""]):
-        return given_request(given)
-    _, request_id = checked_request(DEFAULT_CLIENT, (given.texts("id") or [""])[0])
+    client, request_id = given.raw("client"), given.raw("id")
+    checked_request(client or DEFAULT_CLIENT, request_id)
+    if client:
+        return client, request_id
     owners = find_owners(yard, request_id, most_keys=MOST_KEYS_FOR_ID, most_entries=MOST_ENTRIES)
     until = "" if owners.is_whole else f" among the first {MOST_KEYS_FOR_ID:,} keys of the server"
     if not owners.clients:

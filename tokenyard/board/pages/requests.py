@@ -67,9 +67,7 @@ def view_requests(yard: Yard, given: Parameters) -> dict[str, Any]:
 def filter_of(given: Parameters) -> Filter:
     """The filter in an address; raises `BadInput`."""
     texts = {name: given.text(name) for name in given.values}
-    # Blanks around an id belong to it.
-    own = {"id": (given.texts("id") or [""])[0], "state": given.texts("state")}
-    return read_filter({**texts, **own})
+    return read_filter({**texts, "id": given.raw("id"), "state": given.texts("state")})
 
 
 def place_text(place: Place) -> str:
