@@ -23,7 +23,7 @@ from tokenyard.protocol.replies import TERMINAL
 from tokenyard.protocol.texts import cut, printable, span_ms
 from tokenyard.protocol.wire import DEFAULT_CLIENT, MAX_ID_BYTES, Request
 from tokenyard.yard.pauses import pauses_of_model, pauses_of_worker
-from tokenyard.yard.reads import Budget, LedgerSearch, Owned, entries, intakes, pages
+from tokenyard.yard.reads import Budget, Owned, entries, intakes, ledgers, pages
 from tokenyard.yard.requests import (
     IN_FLIGHT,
     STATES,
@@ -379,11 +379,12 @@ class _Search:
 
     def _scan(self) -> Iterator[list[Owned]]:
         query, budget = self._query, Budget(self._query.most_keys)
-        scan = LedgerSearch(
+        found = ledgers(
             self._yard, budget, client=query.client, request_id=query.id, cursor=query.cursor
         )
-        yield from scan.pages()
-        self._cursor = scan.cursor
+        for cursor, page in found:
+            self._cursor = cursor
+            yield page
         self._note(budget, "keys")
 
     def _known(self, owners: Sequence[Owned]) -> list[Listed]:
@@ -468,7 +469,7 @@ def find_owners(
     if run.exists(yard.keys.ledger(DEFAULT_CLIENT, request_id)):
         return Owners([DEFAULT_CLIENT])
     budget, found = Budget(most_keys), set[str]()
-    for page in LedgerSearch(yard, budget, request_id=request_id).pages():
+    for _cursor, page in ledgers(yard, budget, request_id=request_id):
         found |= {client for client, _ in page}
     if budget.is_spent:
         return Owners(sorted(found), is_whole=False)
