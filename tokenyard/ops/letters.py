@@ -75,10 +75,10 @@ def requeue_letters(yard: Yard, heads: Sequence[DeadLetter]) -> dict[str, str]:
     pipeline: Any = yard.connection.pipeline(transaction=False)
     for call in calls:
         pipeline.execute_command(*command_of(call))
-    refused: list[DeadLetter] = []
+    scripts, refused = Scripts(yard), list[DeadLetter]()
     answers = pipeline.execute(raise_on_error=False)
     for head, call, said in zip(answerable, calls, answers, strict=True):
-        answer = Scripts(yard).call(call) if isinstance(said, NoScriptError) else said
+        answer = scripts.call(call) if isinstance(said, NoScriptError) else said
         problems[head.letter] = ""
         if isinstance(answer, Exception):
             problems[head.letter] = f"the broker refused it: {answer}"[:_LONGEST]
