@@ -35,26 +35,18 @@ from tokenyard.yard.snapshot import YardView
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOffer:
-    """A host that may load a model."""
-
-    controller: str
-    info: ModelInfo
-
-
-@dataclass(frozen=True, slots=True)
 class ModelView:
     """A model of the yard, at one moment."""
 
     name: str
-    hosts: list[ModelOffer]
-    gone: list[ModelOffer]  # hosts that are not there now, where no other may load it
+    hosts: Mapping[str, ModelInfo]  # that may load it, by controller, and what they say of it
+    gone: Mapping[str, ModelInfo]  # the same of one that is not there, where no other may load it
     workers: Mapping[str, WorkerInfo]  # that hold it, by name and incarnation
     desired_state: DesiredState  # of all and of this model
     pauses: list[Pause]  # of all and of this model
 
     @property
-    def offers(self) -> list[ModelOffer]:
+    def offers(self) -> Mapping[str, ModelInfo]:
         """What hosts say of it; where none is there, the last that was."""
         return self.hosts or self.gone
 
@@ -66,45 +58,45 @@ class ModelView:
     @property
     def load_s(self) -> float:
         """The shortest last load on its hosts; 0: none was measured."""
-        return min((o.info.load_s for o in self.offers if o.info.load_s), default=0.0)
+        return min((one.load_s for one in self.offers.values() if one.load_s), default=0.0)
 
     @property
     def swap_s(self) -> float:
         """The shortest last swap on its hosts; 0: none was measured."""
-        return min((o.info.swap_s for o in self.offers if o.info.swap_s), default=0.0)
+        return min((one.swap_s for one in self.offers.values() if one.swap_s), default=0.0)
 
     @property
     def pin(self) -> int:
         """Workers that always hold it."""
-        return max((o.info.pin for o in self.offers), default=0)
+        return max((one.pin for one in self.offers.values()), default=0)
 
     @property
     def ranks(self) -> int:
         """Devices that it needs."""
-        return max((o.info.ranks for o in self.offers), default=1)
+        return max((one.ranks for one in self.offers.values()), default=1)
 
     @property
     def adapters(self) -> Sequence[str]:
         """Names that it also serves, of all its hosts and workers."""
-        of_hosts = (name for offer in self.offers for name in offer.info.adapters)
+        of_hosts = (name for one in self.offers.values() for name in one.adapters)
         of_workers = (name for one in self.workers.values() for name in one.adapters)
         return sorted({*of_hosts, *of_workers})
 
     @property
     def faults(self) -> Sequence[str]:
         """Why hosts could not load it when they last tried, the latest first."""
-        infos = (offer.info for offer in self.offers)
-        failed = sorted((one for one in infos if one.fault), key=lambda one: -one.faulted_ms)
+        failed = [one for one in self.offers.values() if one.fault]
+        failed.sort(key=lambda one: -one.faulted_ms)
         return [one.fault for one in failed]
 
 
 def model_views(view: YardView) -> list[ModelView]:
     """Every known model, by name."""
-    offers: defaultdict[str, list[ModelOffer]] = defaultdict(list)
+    offers: defaultdict[str, dict[str, ModelInfo]] = defaultdict(dict)
     for host in view.hosts:
         for info in host.models:
-            offers[info.name].append(ModelOffer(host.name, info))
-    gone = {info.name: ModelOffer(host.name, info) for host in view.gone for info in host.models}
+            offers[info.name][host.name] = info
+    gone = {info.name: {host.name: info} for host in view.gone for info in host.models}
     workers: defaultdict[str, dict[str, WorkerInfo]] = defaultdict(dict)
     for worker, held in view.live.items():
         workers[held.model][worker] = held
@@ -113,7 +105,7 @@ def model_views(view: YardView) -> list[ModelView]:
         ModelView(
             name=name,
             hosts=offers[name],
-            gone=[gone[name]] if name in gone else [],
+            gone=gone.get(name, {}),
             workers=workers[name],
             desired_state=view.desired_states.of("", name),
             pauses=[one for one in pauses if one.scope in {ALL, model_scope(name)}],

@@ -54,7 +54,7 @@ def view_model(yard: Yard, given: Parameters) -> dict[str, Any]:
     return {
         "model": model,
         # Those with an error first.
-        "hosts": sorted(model.offers, key=lambda one: (not one.info.fault, one.controller))[
+        "hosts": sorted(model.offers.items(), key=lambda one: (not one[1].fault, one[0]))[
             :MOST_HOSTS
         ],
         "workers": list(model.workers.items())[:MOST_WORKERS],
