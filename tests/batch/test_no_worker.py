@@ -16,7 +16,8 @@ from tokenyard.batch import submit_batch
 from tokenyard.batch.rq.jobs import JobOrder
 from tokenyard.batch.rq.worker import BatchWorker
 from tokenyard.batch.state import BatchSpec
-from tokenyard.doctor import diagnose, gather
+from tokenyard.doctor import diagnose
+from tokenyard.doctor.evidence import gather
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import WaitTimeout
 from tokenyard.protocol.keys import Keys, Yard

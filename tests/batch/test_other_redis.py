@@ -16,7 +16,8 @@ from tokenyard.batch.rq.jobs import BatchQueue
 from tokenyard.broker.connection import batch_connection, open_connection
 from tokenyard.broker.url import BATCH_URL_VARIABLE
 from tokenyard.cli import main
-from tokenyard.doctor import diagnose, gather
+from tokenyard.doctor import diagnose
+from tokenyard.doctor.evidence import gather
 from tokenyard.process.program import Exit
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import Keys, Yard

@@ -8,11 +8,11 @@ import xml.etree.ElementTree as ET
 import pytest
 from markupsafe import Markup
 
-from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Values, chart, duration, number
+from tokenyard.board.charts import COUNT, DURATION, RATE, Values, chart, duration, number
 
 
 def drawn(*lines: Values, unit: object = COUNT) -> Markup:
-    named = [Line(f"l{at}", values) for at, values in enumerate(lines)]
+    named = [(f"l{at}", values) for at, values in enumerate(lines)]
     return chart("it", "A title", named, unit, 60)  # type: ignore[arg-type]
 
 
@@ -101,7 +101,7 @@ def test_the_newest_value_stands_beside_the_title() -> None:
 
 
 def test_names_are_text() -> None:
-    html = chart("it", "<b>", [Line("<i>", [1.0])], COUNT, 60)
+    html = chart("it", "<b>", [("<i>", [1.0])], COUNT, 60)
     assert "<b>1" in html  # the value's own
     assert "<i>" not in html
     assert "&lt;i&gt;" in html

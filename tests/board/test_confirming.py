@@ -10,7 +10,7 @@ import pytest
 
 from tests.board.looking import Looker, text_of, values_of
 from tests.support.yard import PlayedYard
-from tokenyard.board.operations import ASKED, OPERATIONS, Form, Input, as_first_asked, ask_again
+from tokenyard.board.operations import ASKED, OPERATIONS, Input, as_first_asked, ask_again
 from tokenyard.board.page import Actor, Parameters
 from tokenyard.ops.operation import Preview
 from tokenyard.protocol.errors import Refused
@@ -138,7 +138,7 @@ def test_a_corrected_form_is_taken(looker: Looker) -> None:
 
 def test_a_checkbox_stays_as_it_was_set() -> None:
     inputs = [Input("one", "One", kind="checkbox"), Input("two", "Two", "on", kind="checkbox")]
-    form = Form(Preview("Do it."), inputs)
+    form = (Preview("Do it."), inputs)
     op = OPERATIONS["batch.resume"]
     sent = Parameters({ASKED: ["one,two"], "one": ["on"]}, Actor("olga", "admin"))
     first = as_first_asked(sent)

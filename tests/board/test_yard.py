@@ -15,9 +15,10 @@ from tests.support.builders import make_request
 from tests.support.servers import limited_user
 from tests.support.waiting import eventually
 from tests.support.yard import PlayedYard
-from tokenyard import doctor
 from tokenyard.board.pages import yard as checkup
-from tokenyard.doctor import Evidence, diagnose
+from tokenyard.doctor import diagnose
+from tokenyard.doctor.evidence import Evidence
+from tokenyard.doctor.evidence import gather as really_gather
 from tokenyard.ops.control import Signals
 from tokenyard.protocol.control import Order
 from tokenyard.protocol.keys import PRIORITY_CLASSES, Yard
@@ -179,7 +180,7 @@ def test_the_doctor_looks_in_the_background_at_most_once_a_minute(
         eventually(lambda: may_end)
         return Evidence(unseen={"INFO": "not allowed"})
 
-    monkeypatch.setattr("tokenyard.doctor.gather", gather)
+    monkeypatch.setattr("tokenyard.board.pages.yard.gather", gather)
 
     # I expect the page not to wait for it,
     assert "The first examination is under way." in text_of(looker.live("/", "live_doctor"))
@@ -207,7 +208,7 @@ def test_the_doctor_looks_again_after_a_time(
         looks.append(args)
         return Evidence()
 
-    monkeypatch.setattr("tokenyard.doctor.gather", gather)
+    monkeypatch.setattr("tokenyard.board.pages.yard.gather", gather)
     monkeypatch.setattr(checkup, "LEAST_S", 0.0)
     monkeypatch.setattr(checkup, "REST", 0.0)
     eventually(lambda: looker.get("/") and len(looks) >= 2)
@@ -218,13 +219,12 @@ def test_what_the_user_may_not_ask_is_asked_once(
 ) -> None:
     # Given a board whose user may ask for neither INFO nor CONFIG nor the log of refusals
     looked: list[Evidence] = []
-    really_gather = doctor.gather
 
     def gather(*args: Any) -> Evidence:
         looked.append(found := really_gather(*args))
         return found
 
-    monkeypatch.setattr("tokenyard.doctor.gather", gather)
+    monkeypatch.setattr("tokenyard.board.pages.yard.gather", gather)
     monkeypatch.setattr(checkup, "LEAST_S", 0.0)
     monkeypatch.setattr(checkup, "REST", 0.0)
     with (
@@ -249,7 +249,7 @@ def test_a_doctor_who_cannot_look_says_why(looker: Looker, monkeypatch: pytest.M
     def gather(*args: object) -> Evidence:
         raise redis.ConnectionError("it is <gone>")
 
-    monkeypatch.setattr("tokenyard.doctor.gather", gather)
+    monkeypatch.setattr("tokenyard.board.pages.yard.gather", gather)
 
     def shown() -> str:
         page = looker.live("/", "live_doctor")
@@ -261,7 +261,7 @@ def test_a_doctor_who_cannot_look_says_why(looker: Looker, monkeypatch: pytest.M
 def test_the_page_asks_for_as_many_keys_of_a_large_yard(
     looker: Looker, yard: PlayedYard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenyard.doctor.gather", lambda *_: Evidence())
+    monkeypatch.setattr("tokenyard.board.pages.yard.gather", lambda *_: Evidence())
 
     def commands() -> int:
         calls = Calls(yard.connection)

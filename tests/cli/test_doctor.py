@@ -13,7 +13,8 @@ import redis
 from tests.cli.running import Ask, tokenyard
 from tests.support.builders import make_request, random_name, worker_json
 from tests.support.servers import Server, limited_user
-from tokenyard.doctor import diagnose, gather
+from tokenyard.doctor import diagnose
+from tokenyard.doctor.evidence import gather
 from tokenyard.process.program import Exit
 from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.scripts import Scripts

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 
 from tests.cli.running import Ask, StartUp, in_terminal, read_until, tokenyard
 from tests.support.servers import Server
@@ -18,7 +18,7 @@ from tests.support.snapshots import make_letter, make_snapshot, make_view_worker
 from tests.support.waiting import eventually
 from tokenyard import Client
 from tokenyard.cli.info import watch
-from tokenyard.cli.top.frame import Paper, bars, frame
+from tokenyard.cli.top.frame import bars, frame
 from tokenyard.process.program import Exit
 from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.errors import BrokerUnavailable
@@ -32,7 +32,8 @@ PAUSED = DesiredState(run_state="PAUSED", by="kim@north", why="its driver")
 def drawn(history: SnapshotHistory, width: int = 80, height: int = 0, fault: str = "") -> str:
     console = Console(width=width, markup=False, highlight=False, record=True)
     with console.capture() as capture:
-        console.print(frame(history, "yard main at redis://x", Paper(width, height), fault))
+        paper = ConsoleDimensions(width, height)
+        console.print(frame(history, "yard main at redis://x", paper, fault))
     return capture.get()
 
 

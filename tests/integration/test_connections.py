@@ -27,7 +27,8 @@ from tokenyard import AsyncClient, BrokerUnavailable, Client, Handle
 from tokenyard.broker import discovery, tls
 from tokenyard.broker.connection import open_async_connection, open_connection, translated
 from tokenyard.broker.discovery import Address, ClusterNodes
-from tokenyard.doctor import check_server, gather
+from tokenyard.doctor.broker_checks import check_server
+from tokenyard.doctor.evidence import gather
 from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Publication, Published

@@ -78,8 +78,8 @@ def test_a_letter_that_disappears_meanwhile_was_gone(yard: PlayedYard) -> None:
     bury(yard)
     heads = read_page(yard, LetterFilter()).heads
     yard.connection.delete(yard.keys.dead)
-    assert requeue_letters(yard, heads) == [GONE]
-    assert drop_letters(yard, heads) == [GONE]
+    assert requeue_letters(yard, heads) == {heads[0].letter: GONE}
+    assert drop_letters(yard, heads) == {heads[0].letter: GONE}
 
 
 def test_pieces_of_long_letters_are_small(
@@ -90,7 +90,7 @@ def test_pieces_of_long_letters_are_small(
         bury(yard, make_request(f"q{number}", prompt="x" * 20_000))
     pieces: list[int] = []
 
-    def drop(yard: Any, heads: Any) -> list[str]:
+    def drop(yard: Any, heads: Any) -> dict[str, str]:
         pieces.append(len(heads))
         return drop_letters(yard, heads)
 

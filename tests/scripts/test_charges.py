@@ -336,7 +336,7 @@ class TestEnds:
         yard.answer(waiting, dead="poisoned")
         (letter,) = dead_letters(yard)
 
-        assert requeue_letters(yard, [letter]) == [""]
+        assert requeue_letters(yard, [letter]) == {letter.letter: ""}
 
         assert len(yard.intake("normal:acme")) == 1
         assert counts(yard) == {"waiting": 1, "waiting:normal": 1, "waiting_tokens": TOKENS}

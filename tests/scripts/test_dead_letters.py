@@ -55,6 +55,6 @@ def test_a_letter_is_dropped_once_and_the_result_stays(yard: PlayedYard) -> None
     request = make_request("q")
     letter = kill(yard, request)
 
-    assert drop_letters(yard, [letter]) == [""]
-    assert drop_letters(yard, [letter]) == [GONE]
+    assert drop_letters(yard, [letter]) == {letter.letter: ""}
+    assert drop_letters(yard, [letter]) == {letter.letter: GONE}
     assert yard.result(request) is not None

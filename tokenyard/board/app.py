@@ -188,7 +188,8 @@ class Board:
             form = await self._reader.run(lambda yard: form_of(op, yard, first))
         except (Refused, NotFound):
             raise error from None
-        if not form.preview.count:
+        preview, _ = form
+        if not preview.count:
             raise error
         return self._show(request, "ask.html", ask_again(op, form, first, sent, error), 400)
 

@@ -20,12 +20,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 354, 8, 112
 _LOOKS: Final = ("first", "second", "third")
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line; None is a gap, where nothing is known."""
-
-    name: str
-    values: Values
+#: One line: its name and values; None is a gap, where nothing is known.
+Line = tuple[str, Values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ def _short(value: float) -> str:
 
 def chart(name: str, title: str, lines: Sequence[Line], unit: Unit, minutes: int) -> Markup:
     """A figure with its title, the newest values, and the drawing; ``name`` is its id."""
-    known = [value for line in lines for value in line.values if value is not None]
+    known = [value for _, values in lines for value in values if value is not None]
     top = _end(max([*known, unit.least]), unit)
     parts = [
         Markup('<figure class="chart"><figcaption><strong>{}</strong> {}</figcaption>').format(
@@ -82,7 +78,7 @@ def chart(name: str, title: str, lines: Sequence[Line], unit: Unit, minutes: int
             '<title id="{}-title">{}</title><desc id="{}-text">{}</desc>'
         ).format(WIDTH, HEIGHT, name, name, name, title, name, _described(lines, unit, minutes)),
         *_axes(top, unit, minutes),
-        *(_drawn(line, look, top) for line, look in zip(lines, _LOOKS, strict=False)),
+        *(_drawn(values, look, top) for (_, values), look in zip(lines, _LOOKS, strict=False)),
     ]
     if not known:
         parts.append(tick((_LEFT + _RIGHT) // 2, 64, "middle", "nothing in this time"))
@@ -91,22 +87,22 @@ def chart(name: str, title: str, lines: Sequence[Line], unit: Unit, minutes: int
 
 def _keys(lines: Sequence[Line], unit: Unit) -> Iterator[Markup]:
     """The newest value of each line; with several, by which line it is."""
-    for line, look in zip(lines, _LOOKS, strict=False):
-        last = line.values[-1] if line.values else None
+    for (name, values), look in zip(lines, _LOOKS, strict=False):
+        last = values[-1] if values else None
         text = "-" if last is None else unit.text(last)
-        yield Markup('<span class="key {}">{} <b>{}</b></span>').format(look, line.name, text)
+        yield Markup('<span class="key {}">{} <b>{}</b></span>').format(look, name, text)
 
 
 def _described(lines: Sequence[Line], unit: Unit, minutes: int) -> str:
     """What the lines show, in words."""
     told = []
-    for line in lines:
-        known = [value for value in line.values if value is not None]
+    for name, values in lines:
+        known = [value for value in values if value is not None]
         if not known:
-            told.append(f"{line.name}: nothing known")
+            told.append(f"{name}: nothing known")
             continue
         low, high, last = unit.text(min(known)), unit.text(max(known)), unit.text(known[-1])
-        told.append(f"{line.name}: from {low} to {high}, last {last}")
+        told.append(f"{name}: from {low} to {high}, last {last}")
     return f"The last {minutes} minutes. {'; '.join(told)}."
 
 
@@ -126,8 +122,8 @@ def tick(x: float, y: float, anchor: str, text: str) -> Markup:
     )
 
 
-def _drawn(line: Line, look: str, top: float) -> Markup:
-    path = " ".join(_path(line.values, top))
+def _drawn(values: Values, look: str, top: float) -> Markup:
+    path = " ".join(_path(values, top))
     return Markup('<path class="line {}" d="{}"/>').format(look, path) if path else Markup("")
 
 

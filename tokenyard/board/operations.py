@@ -57,12 +57,8 @@ class Input:
     is_required: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The page that asks whether to do it."""
-
-    preview: Preview
-    inputs: Sequence[Input]
+#: The page that asks whether to do it.
+Form = tuple[Preview, Sequence[Input]]
 
 
 def form_of(op: Operation, yard: Yard, given: Parameters) -> Form:
@@ -79,7 +75,7 @@ def form_of(op: Operation, yard: Yard, given: Parameters) -> Form:
         for one in op.parameters
         if one.field.label and not (one.field.is_fixed and given.text(one.name))
     ]
-    return Form(shown, inputs)
+    return shown, inputs
 
 
 def run(op: Operation, yard: Yard, given: Parameters) -> Done:
@@ -144,12 +140,13 @@ def _run_long(op: Operation, yard: Yard, caller: Caller, values: Mapping[str, An
 
 def ask(op: Operation, form: Form, given: Parameters) -> dict[str, Any]:
     """What the page shows: the preview, and a form that sends on what was given."""
-    names = [one.name for one in form.inputs]
+    preview, inputs = form
+    names = [one.name for one in inputs]
     return {
         "action": op,
         "back": read_back(given),
-        "preview": form.preview,
-        "inputs": form.inputs,
+        "preview": preview,
+        "inputs": inputs,
         "hidden": [
             (name, value)
             for name, values in given.values.items()
@@ -175,10 +172,11 @@ def ask_again(
     op: Operation, form: Form, first: Parameters, sent: Parameters, error: Refused
 ) -> dict[str, Any]:
     """The page that was asked with ``first``, with what was typed and what is wrong with it."""
-    inputs = [replace(one, value=_typed(one, sent.values)) for one in form.inputs]
+    preview, asked = form
+    inputs = [replace(one, value=_typed(one, sent.values)) for one in asked]
     shown = {one.name for one in inputs if one.kind != "hidden"}
     return {
-        **ask(op, replace(form, inputs=inputs), first),
+        **ask(op, (preview, inputs), first),
         "why": sent.text(_WHY),
         "error": str(error),
         "wrong": error.field if error.field in shown else "",

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from tokenyard.ops.names import checked_request
 from tokenyard.protocol.api_keys import Role
 from tokenyard.protocol.errors import BadInput
 from tokenyard.protocol.keys import Yard
@@ -47,6 +46,10 @@ class Parameters:
         """The first value, without blanks around it."""
         found = self.values.get(name)
         return found[0].strip() if found else usual
+
+    def raw(self, name: str) -> str:
+        """The first value with its blanks, which belong to the id of a request."""
+        return next(iter(self.texts(name)), "")
 
     @property
     def why(self) -> str:
@@ -155,9 +158,3 @@ def address(path: str, parameters: Mapping[str, object]) -> str:
     """A page with its parameters; empty ones are left out."""
     given = {name: value for name, value in parameters.items() if value not in {"", None}}
     return f"{path}?{urlencode(given, quote_via=quote, safe='')}" if given else path
-
-
-def given_request(given: Parameters) -> tuple[str, str]:
-    """Client and id in the address of a request's page; raises `BadInput`."""
-    [client, *_], [request_id, *_] = (given.texts(name) or [""] for name in ("client", "id"))
-    return checked_request(client, request_id)

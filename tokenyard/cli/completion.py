@@ -53,19 +53,15 @@ def _known(names: Names, options: Mapping[str, Any]) -> list[str]:
 
 def _models() -> Names:
     from tokenyard.yard.pauses import known_models
-    from tokenyard.yard.snapshot import read_yard
+    from tokenyard.yard.snapshot import read_roster
 
-    def names(yard: Yard) -> Iterable[str]:
-        view = read_yard(yard)
-        return known_models(view)
-
-    return names
+    return lambda yard: known_models(read_roster(yard))
 
 
 def _workers() -> Names:
-    from tokenyard.yard.snapshot import read_yard
+    from tokenyard.yard.snapshot import read_roster
 
-    return lambda yard: [one.info.name for one in read_yard(yard).living if one.info]
+    return lambda yard: [info.name for info in read_roster(yard).live.values()]
 
 
 def _jobs() -> Names:
@@ -73,8 +69,8 @@ def _jobs() -> Names:
     from tokenyard.batch.rq.listing import list_jobs
 
     def names(yard: Yard) -> Iterable[str]:
-        queue = BatchQueue(yard.connection, yard.keys.yard)
-        return [job.batch.id for job in list_jobs(queue).jobs]
+        jobs = list_jobs(BatchQueue(yard.connection, yard.keys.yard)).jobs
+        return [job.batch.id for job in jobs]
 
     return names
 

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import plain_console, say
-from tokenyard.doctor import Finding, Verdict, diagnose, gather
+from tokenyard.doctor import diagnose
+from tokenyard.doctor.evidence import Finding, Verdict, gather
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.protocol.texts import counted
 

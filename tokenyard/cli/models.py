@@ -34,17 +34,17 @@ from tokenyard.cli.shared.tables import Column, Columns, table_of
 from tokenyard.ops import models as ops
 from tokenyard.process.program import PlainCommand, PlainGroup
 from tokenyard.protocol.control import DesiredState
-from tokenyard.protocol.worker_info import WorkerInfo
-from tokenyard.yard.models import ModelOffer, ModelView, model_views
+from tokenyard.protocol.worker_info import ModelInfo, WorkerInfo
+from tokenyard.yard.models import ModelView, model_views
 from tokenyard.yard.pauses import all_pauses
 from tokenyard.yard.snapshot import read_yard
 
 
 def _offers(view: ModelView) -> Iterator[str]:
-    for offer in view.hosts:
-        took = f" ({offer.info.load_s:.2f} s)" if offer.info.load_s else ""
-        yield f"{offer.controller}{took}"
-    yield from (f"{offer.controller} (not there)" for offer in view.gone)
+    for controller, info in view.hosts.items():
+        took = f" ({info.load_s:.2f} s)" if info.load_s else ""
+        yield f"{controller}{took}"
+    yield from (f"{controller} (not there)" for controller in view.gone)
 
 
 def _state(worker: str, info: WorkerInfo, desired_state: DesiredState) -> str:
@@ -60,9 +60,9 @@ def _state(worker: str, info: WorkerInfo, desired_state: DesiredState) -> str:
 
 
 def _errors(view: ModelView) -> Iterator[str]:
-    for offer in view.offers:
-        if offer.info.fault:
-            yield f"{offer.controller}, {offer.info.faults} in a row: {offer.info.fault}"
+    for controller, info in view.offers.items():
+        if info.fault:
+            yield f"{controller}, {info.faults} in a row: {info.fault}"
 
 
 _COLUMNS: Final[Columns[ModelView]] = {
@@ -118,8 +118,8 @@ def list_models(ctx: click.Context, as_json: bool) -> None:
 def _fields(view: ModelView) -> dict[str, object]:
     return {
         "name": view.name,
-        "hosts": [_offer(offer) for offer in view.hosts],
-        "gone": [_offer(offer) for offer in view.gone],
+        "hosts": [_offer(controller, info) for controller, info in view.hosts.items()],
+        "gone": [_offer(controller, info) for controller, info in view.gone.items()],
         "workers": [_holder(worker, info) for worker, info in view.workers.items()],
         "run_state": view.desired_state.run_state,
         "pauses": [msgspec.to_builtins(pause) for pause in view.pauses],
@@ -128,9 +128,9 @@ def _fields(view: ModelView) -> dict[str, object]:
     }
 
 
-def _offer(offer: ModelOffer) -> dict[str, object]:
+def _offer(controller: str, info: ModelInfo) -> dict[str, object]:
     names = ("ranks", "pin", "adapters", "load_s", "fault", "faults")
-    return {"controller": offer.controller} | {one: getattr(offer.info, one) for one in names}
+    return {"controller": controller} | {one: getattr(info, one) for one in names}
 
 
 def _holder(worker: str, info: WorkerInfo) -> dict[str, object]:

@@ -8,21 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tokenyard.doctor.broker_checks import BROKER_CHECKS, Grade, check_server, durability_grades
-from tokenyard.doctor.evidence import Evidence, Finding, Verdict, gather, glance
+from tokenyard.doctor.broker_checks import BROKER_CHECKS
+from tokenyard.doctor.evidence import Evidence, Finding
 from tokenyard.doctor.yard_checks import SNAPSHOT_CHECKS, YARD_CHECKS
-
-__all__ = [
-    "Evidence",
-    "Finding",
-    "Grade",
-    "Verdict",
-    "check_server",
-    "diagnose",
-    "durability_grades",
-    "gather",
-    "glance",
-]
 
 
 def diagnose(evidence: Evidence) -> Iterator[Finding]:

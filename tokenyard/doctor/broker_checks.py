@@ -255,10 +255,9 @@ def check_groups(evidence: Evidence) -> Iterator[Finding]:
         why = evidence.unseen.get("XINFO GROUPS", "")
         yield unknown("groups", f"the consumer groups cannot be seen: {why}")
         return
-    for group in evidence.groups:
-        stream = group.stream.rpartition("}:")[2]
-        found = f"{stream} has a group {group.name!r} not ours, {group.pending} pending"
-        yield warning("groups", found, f"XGROUP DESTROY {group.stream} {group.name}")
+    for stream, name, pending in evidence.groups:
+        found = f"{stream.rpartition('}:')[2]} has a group {name!r} not ours, {pending} pending"
+        yield warning("groups", found, f"XGROUP DESTROY {stream} {name}")
     if not evidence.groups:
         yield ok("groups", "none, as none is needed")
 

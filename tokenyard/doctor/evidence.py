@@ -46,13 +46,8 @@ _MAX_STEPS: Final = 50
 _MOST_HELD: Final = 50
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerGroup:
-    """A consumer group of one of the yard's streams."""
-
-    stream: str
-    name: str
-    pending: int
+#: A consumer group: its stream, name, and number of pending entries.
+ConsumerGroup = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +198,7 @@ def _groups(run: Any, keys: Keys) -> list[ConsumerGroup]:
             continue
         for one in groups:
             name = one["name"].decode(errors="replace")
-            found.append(ConsumerGroup(stream, name, one["pending"]))
+            found.append((stream, name, one["pending"]))
     return found
 
 

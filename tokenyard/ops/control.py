@@ -37,8 +37,8 @@ from tokenyard.protocol.streams import position, unix_ms
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.scripts import Scripts
 from tokenyard.yard.changes import read_acknowledgements
-from tokenyard.yard.pauses import scopes_of
-from tokenyard.yard.snapshot import read_roster
+from tokenyard.yard.pauses import scopes_of, workers_in
+from tokenyard.yard.snapshot import RosterView, read_roster
 
 _VERBS: Final[Mapping[Signal, Literal["drain", "stop"]]] = {"DRAIN": "drain", "STOP": "stop"}
 _POLL_S: Final = 0.1
@@ -170,7 +170,7 @@ class Signals:
     def _command(self, order: Order) -> SignalReceipt:
         """Command the workers that are in scope now, each by its incarnation."""
         verb, ids, live = _VERBS[order.signal], [], read_roster(self._yard).live
-        told = [one for one, info in sorted(live.items()) if order.scope in scopes_of(info)]
+        told = workers_in(live, order.scope)
         for worker in told:
             command = Command(verb=verb, worker=worker, why=order.why, by=order.by)
             ids.append(self._scripts.command(command))
@@ -181,9 +181,10 @@ class Signals:
         """The workers that hold a lease and have not obeyed."""
         return self._missing(receipt, read_roster(self._yard).live)
 
-    def behind(self, live: Mapping[str, WorkerInfo], changed: str) -> list[Unacknowledged]:
+    def behind(self, roster: RosterView) -> list[Unacknowledged]:
         """Those of the live workers that do not follow the last change of a desired state yet."""
-        return self._missing(SignalReceipt(Order(signal="PAUSE"), (changed,)), live)
+        last = SignalReceipt(Order(signal="PAUSE"), (roster.desired_states.changed,))
+        return self._missing(last, roster.live)
 
     def _missing(
         self, receipt: SignalReceipt, live: Mapping[str, WorkerInfo]

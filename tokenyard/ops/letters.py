@@ -45,8 +45,8 @@ _OTHER: Final = "its id belongs to another request"
 _MOST_EXAMPLES: Final = 20
 _LONGEST: Final = 200  # characters of a reason
 
-#: Does something with letters; for each why it was impossible, or "".
-Change = Callable[[Yard, Sequence[DeadLetter]], list[str]]
+#: Does something with letters; for each, by its name, why it was impossible, or "".
+Change = Callable[[Yard, Sequence[DeadLetter]], dict[str, str]]
 #: Letters by name, None where it is gone.
 Piece = Sequence[tuple[str, DeadLetter | None]]
 
@@ -63,65 +63,52 @@ class Changed:
     #: False: the time was over before all were looked at.
     is_whole: bool = True
 
-    def add(self, problems: Mapping[str, str]) -> None:
-        """Count the outcomes of some letters: why each was left as it is, or ""."""
-        failed = {name: why for name, why in problems.items() if why}
-        self.done += len(problems) - len(failed)
-        self.problems.update(failed.values())
-        room = _MOST_EXAMPLES - len(self.examples)
-        self.examples += [name for name, why in failed.items() if why != GONE][:room]
 
-
-def requeue_letters(yard: Yard, heads: Sequence[DeadLetter]) -> list[str]:
-    """Submit their requests again; for each why that was impossible, or ""."""
-    calls = {
-        head.letter: requeue_call(yard.keys, head.letter, head.client, head.id, head.intake)
-        for head in heads
-        if head.is_answerable
-    }
-    pipeline: Any = yard.connection.pipeline(transaction=False)
-    for call in calls.values():
-        pipeline.execute_command(*command_of(call))
-    scripts = Scripts(yard)
+def requeue_letters(yard: Yard, heads: Sequence[DeadLetter]) -> dict[str, str]:
+    """Submit their requests again; for each letter why that was impossible, or ""."""
     problems = {head.letter: NO_CLIENT for head in heads}
-    refused: list[DeadLetter] = []
-    answers = dict(zip(calls, pipeline.execute(raise_on_error=False), strict=True))
-    for head in heads:
-        answer = answers.get(head.letter)
-        if isinstance(answer, NoScriptError):
-            answer = scripts.call(calls[head.letter])
+    answerable = [head for head in heads if head.is_answerable]
+    calls = [
+        requeue_call(yard.keys, head.letter, head.client, head.id, head.intake)
+        for head in answerable
+    ]
+    pipeline: Any = yard.connection.pipeline(transaction=False)
+    for call in calls:
+        pipeline.execute_command(*command_of(call))
+    scripts, refused = Scripts(yard), list[DeadLetter]()
+    answers = pipeline.execute(raise_on_error=False)
+    for head, call, said in zip(answerable, calls, answers, strict=True):
+        answer = scripts.call(call) if isinstance(said, NoScriptError) else said
+        problems[head.letter] = ""
         if isinstance(answer, Exception):
             problems[head.letter] = f"the broker refused it: {answer}"[:_LONGEST]
-        elif answer:
-            problems[head.letter] = ""
-        elif head.is_answerable:
+        elif not answer:
             refused.append(head)
-    for head, why in zip(refused, obstacles(yard, refused), strict=True):
-        problems[head.letter] = why
-    return [problems[head.letter] for head in heads]
+    return problems | _obstacles(yard, refused)
 
 
-def obstacles(yard: Yard, letters: Sequence[DeadLetter]) -> list[str]:
+def _obstacles(yard: Yard, letters: Sequence[DeadLetter]) -> dict[str, str]:
     """Why the requests of answerable letters were not submitted again."""
     pipeline: Any = yard.connection.pipeline(transaction=False)
     for letter in letters:
         pipeline.xrange(yard.keys.dead, letter.letter, letter.letter)
         pipeline.hget(yard.keys.ledger(letter.client, letter.id), "state")
     found = pipeline.execute(raise_on_error=False)
-    return [
-        _IN_PROGRESS.get(text_of(state) if isinstance(state, bytes) else "", _OTHER)
+    return {
+        letter.letter: _IN_PROGRESS.get(text_of(state) if isinstance(state, bytes) else "", _OTHER)
         if is_there
         else GONE
-        for is_there, state in zip(found[::2], found[1::2], strict=True)
-    ]
+        for letter, is_there, state in zip(letters, found[::2], found[1::2], strict=True)
+    }
 
 
-def drop_letters(yard: Yard, heads: Sequence[DeadLetter]) -> list[str]:
-    """Delete them; for each "", or that it was gone."""
+def drop_letters(yard: Yard, heads: Sequence[DeadLetter]) -> dict[str, str]:
+    """Delete them; for each letter "", or that it was gone."""
     pipeline: Any = yard.connection.pipeline(transaction=False)
     for head in heads:
         pipeline.xdel(yard.keys.dead, head.letter)
-    return ["" if deleted else GONE for deleted in pipeline.execute()]
+    answers = zip(heads, pipeline.execute(), strict=True)
+    return {head.letter: "" if deleted else GONE for head, deleted in answers}
 
 
 def change_letters(
@@ -134,10 +121,13 @@ def change_letters(
         if clock.monotonic() > give_up:
             changed.is_whole = False
             break
-        heads = [head for _, head in piece if head]
         problems = dict.fromkeys((name for name, _ in piece), GONE)
-        names = (head.letter for head in heads)
-        changed.add(problems | dict(zip(names, change(yard, heads), strict=True)))
+        problems |= change(yard, [head for _, head in piece if head])
+        failed = {name: why for name, why in problems.items() if why}
+        changed.done += len(problems) - len(failed)
+        changed.problems.update(failed.values())
+        room = _MOST_EXAMPLES - len(changed.examples)
+        changed.examples += [name for name, why in failed.items() if why != GONE][:room]
     return changed
 
 

@@ -236,10 +236,10 @@ def carry_out(yard: Yard, op: Operation, caller: Caller, values: Mapping[str, An
     except BadInput:
         raise
     except BaseException as error:  # somebody may interrupt it in the middle, too
-        _record(yard, replace(entry, error=str(error) or type(error).__name__))
+        record_done(yard, replace(entry, error=str(error) or type(error).__name__))
         raise
     details = {**entry.details, **outcome.details}
-    found, why = _record(
+    found, why = record_done(
         yard, replace(entry, target=outcome.target, text=outcome.told, details=details)
     )
     return Done(outcome, found, why)
@@ -257,7 +257,7 @@ def entry_of(op: Operation, caller: Caller, values: Mapping[str, Any]) -> AuditE
     )
 
 
-def _record(yard: Yard, entry: AuditEntry) -> tuple[str, str]:
+def record_done(yard: Yard, entry: AuditEntry) -> tuple[str, str]:
     """The id of the entry, or why it could not be written: what was done is done all the same."""
     try:
         return record(yard, entry), ""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Final, Generic, TypedDict, TypeVar, Unpack
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Final, TypedDict, TypeVar, Unpack
 
-import msgspec
 from redis.exceptions import NoPermissionError
 
 from tokenyard import clock
@@ -35,7 +34,6 @@ MOST_ENTRIES: Final = 20_000
 MOST_KEYS: Final = 100_000
 #: Requests that a preview names.
 _MOST_NAMED: Final = 10
-_FAILED: Final = frozenset({"failed"})
 #: A search of dead letters ends after so long.
 _SEARCH_S: Final = 10.0
 _UNREAD: Final = "There may be more: not all dead letters were read. Narrow the filter"
@@ -67,20 +65,16 @@ class RequestSelection(TypedDict, total=False):
     until: Annotated[int, Field(is_hidden=True)]  # when it was asked for, in unix ms
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen(Generic[T]):
-    """The requests to cancel, or the letters of those to requeue."""
-
-    found: Sequence[T]
-    words: str  # for the audit
-    notes: Sequence[str] = ()  # what is not possible, or was not reached, and what to do
+#: The requests to cancel, or the letters of those to requeue; what they are in words, for the
+#: audit; and what is not possible, or was not reached, and what to do.
+_Chosen = tuple[Sequence[T], str, Sequence[str]]
 
 
 def _preview_cancel(yard: Yard, _caller: Caller, **given: Unpack[RequestSelection]) -> Preview:
-    chosen = _chosen(yard, given)
-    running = _running(chosen.found)
-    over = len(chosen.found) - len(running)
-    notes = _sentences([*([_have_ended(over)] if over else []), *chosen.notes])
+    found, _, left = _chosen(yard, given)
+    running = _running(found)
+    over = len(found) - len(running)
+    notes = _sentences([*([_have_ended(over)] if over else []), *left])
     if not running:
         return Preview(f"There is nothing to cancel.{notes}", count=0)
     states = Counter(one.state for one in running)
@@ -111,14 +105,14 @@ def cancel(yard: Yard, caller: Caller, **given: Unpack[RequestSelection]) -> Out
       tokenyard cancel q1 q2 --client ann --why "wrong prompts"
       tokenyard cancel --all --model adder --older 1h
     """
-    chosen = _chosen(yard, given)
+    found, words, left = _chosen(yard, given)
     by = "cancelled by an operator"
     reason = f"{by}: {caller.why}" if caller.why else by
-    ends = [(one, _cancel(yard, one, reason)) for one in _running(chosen.found)]
+    ends = [(one, _cancel(yard, one, reason)) for one in _running(found)]
     codes = Counter(code for _, code in ends)
     unknown, moved = codes[Cancelled.CANCELLED_BEFORE_ARRIVAL], codes[Cancelled.MOVED]
     done = codes[Cancelled.CANCELLED] + unknown
-    over = len(chosen.found) - done - moved
+    over = len(found) - done - moved
     if not done and not moved:
         raise Refused(f"Nothing was cancelled. {_have_ended(over)}" if over else _NOTHING)
     notes = [f"{unknown:,} of them had not been looked at yet: they do not run"] if unknown else []
@@ -126,8 +120,8 @@ def cancel(yard: Yard, caller: Caller, **given: Unpack[RequestSelection]) -> Out
     notes += [f"{moved:,} moved all the time: cancel again"] if moved else []
     return Outcome(
         f"{counted(done, 'request')} cancelled",
-        chosen.words,
-        notes=[*notes, *chosen.notes],
+        words,
+        notes=[*notes, *left],
         fields={
             "cancelled": done,
             "before_arrival": unknown,
@@ -155,16 +149,15 @@ def _cancel(yard: Yard, one: Listed, reason: str) -> Cancelled:
 
 
 def _preview_requeue(yard: Yard, _caller: Caller, **given: Unpack[RequestSelection]) -> Preview:
-    letters = _letters(yard, given)
-    count = len(letters.found)
-    notes = _sentences(letters.notes)
+    found, _, left = _letters(yard, given)
+    count, notes = len(found), _sentences(left)
     if not count:
         return Preview(f"There is nothing to requeue.{notes}", count=0)
     what = "it keeps its id" if count == 1 else "they keep their ids"
     return Preview(
         f"Submit {counted(count, 'failed request')} again? New results replace the failed ones;"
         f" {what}.{notes}",
-        [_name(one.client, one.id) for one in letters.found[:_MOST_NAMED]],
+        [_name(one.client, one.id) for one in found[:_MOST_NAMED]],
         count,
     )
 
@@ -184,16 +177,16 @@ def requeue(yard: Yard, _caller: Caller, **given: Unpack[RequestSelection]) -> O
       tokenyard requeue --all
       tokenyard requeue --all --client ann --error INFERENCE_ERROR
     """
-    letters = _letters(yard, given)
-    problems = Counter(requeue_letters(yard, letters.found))
+    found, words, left = _letters(yard, given)
+    problems = Counter(requeue_letters(yard, found).values())
     done = problems.pop("", 0)
-    notes = [*_told(problems), *letters.notes]
+    notes = [*_told(problems), *left]
     if not done and (given.get("request") or notes):
         raise Refused(f"Nothing was requeued.{_sentences(notes)}" if notes else _NOTHING)
     waits = "waits" if done == 1 else "wait"
     return Outcome(
         f"{counted(done, 'request')} {waits} again",
-        letters.words,
+        words,
         notes=notes,
         fields={"requeued": done, "notes": notes},
         is_partial=bool(notes),
@@ -215,9 +208,9 @@ def _chosen(yard: Yard, given: RequestSelection) -> _Chosen[Listed]:
         requests = [
             known.get(one) or Listed(client=one[0], id=one[1], state="waiting") for one in owners
         ]
-        return _Chosen(requests, words)
+        return requests, words, ()
     if not wanted.wanted_states & IN_FLIGHT:
-        return _Chosen([], wanted.words())
+        return (), wanted.words(), ()
     query = wanted.query(
         limit=MOST,
         most=MOST_ENTRIES,
@@ -232,19 +225,16 @@ def _chosen(yard: Yard, given: RequestSelection) -> _Chosen[Listed]:
         notes = [_MORE.format(MOST)]
     elif not found.is_whole:
         notes = [_UNSEEN.format(MOST_ENTRIES, MOST)]
-    return _Chosen(found.requests, wanted.words(), notes)
+    return found.requests, wanted.words(), notes
 
 
 def _letters(yard: Yard, given: RequestSelection) -> _Chosen[DeadLetter]:
     """The letters of those that are named, or of all that match the filter."""
     wanted = _wanted(given)
     if wanted is not None:
-        query = wanted.query(
-            limit=MOST, most=0, most_keys=0, most_streams=0, until_ms=given.get("until", 0)
-        )
-        states = _FAILED if not wanted.states else frozenset(wanted.states)
-        heads, notes = _matching(yard, replace(query, states=states))
-        return _Chosen(heads, wanted.words(), notes)
+        failed = replace(wanted, states=wanted.states or ("failed",))
+        heads, notes = _matching(yard, failed.query(until_ms=given.get("until", 0)))
+        return heads, wanted.words(), notes
     owners, words = _selected(given)
     known = {(one.client, one.id): one for one in by_ledger(yard, owners)}
     ended_ms = {owner: one.ended_ms for owner, one in known.items() if one.state == "failed"}
@@ -256,7 +246,7 @@ def _letters(yard: Yard, given: RequestSelection) -> _Chosen[DeadLetter]:
             letters[owner] = alone
     rest = (known[one].state if one in known else "" for one in owners if one not in letters)
     problems = Counter(_IN_THE_WAY[state] for state in rest)
-    return _Chosen(list(letters.values()), words, _told(problems))
+    return list(letters.values()), words, _told(problems)
 
 
 def _wanted(given: RequestSelection) -> Filter | None:
@@ -309,11 +299,6 @@ _IN_THE_WAY: Final[Mapping[str, str]] = {
 }
 
 
-def letter_of(yard: Yard, client: str, request_id: str, ended_ms: int) -> DeadLetter | None:
-    """The letter of a request that ended at this time; None if it has none, or not any more."""
-    return letters_of(yard, {(client, request_id): ended_ms}).get((client, request_id))
-
-
 def letters_of(yard: Yard, ended_ms: Mapping[Owned, int]) -> dict[Owned, DeadLetter]:
     """The letters of requests that ended at these times, by client and id."""
     found: dict[Owned, DeadLetter] = {}
@@ -349,9 +334,14 @@ def _matching(yard: Yard, query: Query) -> tuple[Sequence[DeadLetter], Sequence[
     )
     found: dict[Owned, DeadLetter] = {}
     for piece in all_heads(yard, wanted, ""):
-        listed = list(_with_workers(yard, query, piece))
-        fitting = (head for head, one in zip(piece, listed, strict=True) if query.fits(now_ms, one))
-        found |= {_owner(head): head for head in fitting if head.is_answerable}
+        workers: dict[Owned, str] = {}
+        if query.worker:  # which only ledgers know
+            known = by_ledger(yard, map(_owner, piece))
+            workers = {(one.client, one.id): one.worker for one in known}
+        for head in filter(lambda one: one.is_answerable, piece):
+            owner = _owner(head)
+            if query.fits(now_ms, _listed(head, workers.get(owner, ""))):
+                found[owner] = head
         if len(found) > MOST:
             return [*found.values()][:MOST], [_MORE.format(MOST)]
         if clock.monotonic() > give_up:
@@ -359,17 +349,8 @@ def _matching(yard: Yard, query: Query) -> tuple[Sequence[DeadLetter], Sequence[
     return [*found.values()], []
 
 
-def _with_workers(yard: Yard, query: Query, heads: Sequence[DeadLetter]) -> Iterator[Listed]:
-    """The requests of letters; only their ledgers know their workers."""
-    workers: dict[Owned, str] = {}
-    if query.worker:
-        known = by_ledger(yard, map(_owner, heads))
-        workers = {(one.client, one.id): one.worker for one in known}
-    for head in heads:
-        yield msgspec.structs.replace(_listed(head), worker=workers.get(_owner(head), ""))
-
-
-def _listed(head: DeadLetter) -> Listed:
+def _listed(head: DeadLetter, worker: str) -> Listed:
+    """The failed request of a letter."""
     error, _, message = head.reason.partition(": ")
     return Listed(
         client=head.client,
@@ -377,6 +358,7 @@ def _listed(head: DeadLetter) -> Listed:
         state="failed",
         model=head.model,
         tenant=head.tenant,
+        worker=worker,
         server_id=head.server_id,
         accepted_ms=accepted_ms(head.server_id),
         ended_ms=head.died_ms,

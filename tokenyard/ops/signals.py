@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
 from tokenyard.ops.control import Signals
@@ -22,7 +21,7 @@ from tokenyard.protocol.control import (
 from tokenyard.protocol.errors import Refused
 from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.texts import counted
-from tokenyard.yard.pauses import Pause, other_pauses, scopes_of
+from tokenyard.yard.pauses import other_pauses, workers_in
 from tokenyard.yard.snapshot import RosterView, read_roster
 
 _MOST_NAMED: Final = 10
@@ -51,31 +50,16 @@ Mode = Annotated[
 Epoch = Annotated[int, Field("Epoch", "A whole number; a loop of training increases it.")]
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A signal that is asked for, and the yard at that moment."""
+def _asked(
+    yard: Yard, caller: Caller, signal: Signal, scope: str, **more: Any
+) -> tuple[Order, RosterView]:
+    """The signal, and the yard at that moment.
 
-    order: Order
-    roster: RosterView
-
-    @property
-    def workers(self) -> Sequence[str]:
-        """The workers in its scope now, with their incarnation."""
-        live = self.roster.live.items()
-        return [one for one, info in sorted(live) if self.order.scope in scopes_of(info)]
-
-    @property
-    def others(self) -> Sequence[Pause]:
-        """The pauses of other scopes that hold workers of this one."""
-        return other_pauses(self.roster, self.order.scope)
-
-
-def _asked(yard: Yard, caller: Caller, signal: Signal, scope: str, **more: Any) -> _Asked:
-    """Raises `Refused` for a scope that the yard does not know."""
+    Raises `Refused` for a scope that the yard does not know.
+    """
     roster = read_roster(yard)
     found = find_scope(roster, scope)
-    order = Order(signal=signal, scope=found, why=caller.why, by=caller.operator, **more)
-    return _Asked(order, roster)
+    return Order(signal=signal, scope=found, why=caller.why, by=caller.operator, **more), roster
 
 
 def _refused(error: Invalid, order: Order) -> Refused:
@@ -87,32 +71,32 @@ def _refused(error: Invalid, order: Order) -> Refused:
 
 def _preview_of(signal: Signal) -> Callable[..., Preview]:
     def preview(yard: Yard, caller: Caller, *, scope: str, **more: Any) -> Preview:
-        asked = _asked(yard, caller, signal, scope, **more)
-        workers, name = asked.workers, said(asked.order.scope)
-        named = list(workers[:_MOST_NAMED])
+        order, roster = _asked(yard, caller, signal, scope, **more)
+        workers, name = workers_in(roster.live, order.scope), said(order.scope)
+        named = workers[:_MOST_NAMED]
         text = f"{signal} of {name}, {counted(len(workers), 'worker')}: {_EFFECTS[signal]}"
         if signal in _ENDS:
             nobody = f"{name}: no worker is live." if not workers else ""
-            needs_yes = asked.order.scope == ALL
+            needs_yes = order.scope == ALL
             return Preview(nobody or text, named, len(workers), needs_yes=needs_yes)
-        desired = asked.roster.desired_states
-        state = desired.by_scope.get(asked.order.scope, DesiredState())
+        state = roster.desired_states.by_scope.get(order.scope, DesiredState())
         if signal == "SET_GENERATION_EPOCH":  # which a form has not asked for yet
             values = {"epoch": (state.epoch or 0) + 1}
             return Preview(text, named, max(1, len(workers)), values=values)
         try:
-            is_redundant = after(state, asked.order) == state
+            is_redundant = after(state, order) == state
         except Invalid as error:
-            raise _refused(error, asked.order) from error
+            raise _refused(error, order) from error
         if is_redundant:
-            behind = Signals(yard).behind(asked.roster.live, desired.changed)
+            behind = Signals(yard).behind(roster)
             left = [one.worker for one in behind if one.worker in workers]
             text = f"{name} is {state.run_state} already."
             if left:
                 text += " Those that refuse try again."
             return Preview(text, left[:_MOST_NAMED], len(left))
         if signal == "UNPAUSE":
-            text += "".join(f" Still {one.run_state}: {said(one.scope)}." for one in asked.others)
+            others = other_pauses(roster, order.scope)
+            text += "".join(f" Still {one.run_state}: {said(one.scope)}." for one in others)
         # Also without a worker: it is for those who join later.
         return Preview(text, named, max(1, len(workers)))
 
@@ -129,35 +113,38 @@ def _give(
     **more: Any,
 ) -> Outcome:
     """Give a signal; ``already`` is said where there is nothing to change."""
-    asked = _asked(yard, caller, signal, scope, **more)
-    signals, name = Signals(yard), said(asked.order.scope)
+    order, roster = _asked(yard, caller, signal, scope, **more)
+    signals, name = Signals(yard), said(order.scope)
     try:
-        receipt = signals.give(asked.order)
+        receipt = signals.give(order)
     except Invalid as error:
-        raise _refused(error, asked.order) from error
+        raise _refused(error, order) from error
     is_nobody = signal in _ENDS and not receipt.workers
-    others = asked.others if signal == "UNPAUSE" else ()
+    others = other_pauses(roster, order.scope)
+    still = [
+        f"still {one.run_state}: {said(one.scope)}{one.detail(roster.at_ms)}" for one in others
+    ]
     if is_nobody:
         text = done = f"{name}: no worker is live"
     elif receipt.is_redundant:
         text = done = f"{name}: {already or f'{done} already'}"
     else:
         text, done = f"{name}: {signal} is given", f"{name}: {done}"
-    now_ms = asked.roster.at_ms
+    workers = receipt.workers or workers_in(roster.live, order.scope)
     return Outcome(
         text,
         target=name,
         done=done,
-        details={"workers": str(len(receipt.workers or asked.workers))},
+        details={"workers": str(len(workers))},
         fields={
             "signal": signal,
-            "scope": asked.order.scope,
+            "scope": order.scope,
             "ids": list(receipt.ids),
             "redundant": receipt.is_redundant,
             "workers": list(receipt.workers),
-            "others": {one.scope: one.run_state for one in asked.others},
+            "others": {one.scope: one.run_state for one in others},
         },
-        notes=[f"still {one.run_state}: {said(one.scope)}{one.detail(now_ms)}" for one in others],
+        notes=still if signal == "UNPAUSE" else (),
         wait=lambda timeout_s: signals.wait(receipt, timeout_s),
     )
 

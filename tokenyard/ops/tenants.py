@@ -46,9 +46,9 @@ class TenantChange(Struct, frozen=True, kw_only=True):
     after: TenantSettings | None
 
     @property
-    def packed(self) -> tuple[str, bytes, bytes]:
-        """The change as `Scripts.configure` takes it."""
-        return self.name, self.seen, b"" if self.after is None else encode_tenant(self.after)
+    def packed(self) -> bytes:
+        """The new settings as they are stored; b"": none."""
+        return b"" if self.after is None else encode_tenant(self.after)
 
 
 def setting_fault(key: str, value: Any) -> str:
@@ -77,7 +77,7 @@ def set_tenant(
         seen = bytes(found or b"")
         before = _present(seen)
         change = TenantChange(name=name, seen=seen, before=before, after=after(before or DEFAULTS))
-        if change.packed[2] == seen or apply_changes(yard, [change]):
+        if change.packed == seen or apply_changes(yard, [change]):
             return change
     raise BrokerUnavailable(f"the settings of {name} were changed by others each time")
 
@@ -97,7 +97,7 @@ def changes_to(
 
 def apply_changes(yard: Yard, changes: Sequence[TenantChange]) -> bool:
     """Make all changes at once; False where somebody else has changed one of these tenants."""
-    return Scripts(yard).configure([change.packed for change in changes])
+    return Scripts(yard).configure([(one.name, one.seen, one.packed) for one in changes])
 
 
 def _present(seen: bytes) -> TenantSettings | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -102,15 +102,13 @@ def shares_between(before: TenantLine, now: TenantLine) -> dict[str, float]:
     if not (before.is_whole and now.is_whole):
         return {}
     earlier = {one.name: one.had for one in before.tenants}
-    had = dict(_had(earlier, now.tenants))
+    had = {
+        one.name: max(0.0, one.had - earlier[one.name]) * one.settings.weight
+        for one in now.tenants
+        if one.name in earlier
+    }
     total = sum(had.values())
     return {name: tokens / total for name, tokens in had.items()} if total else {}
-
-
-def _had(earlier: Mapping[str, float], tenants: Iterable[InLine]) -> Iterable[tuple[str, float]]:
-    for one in tenants:
-        if one.name in earlier:
-            yield one.name, max(0.0, one.had - earlier[one.name]) * one.settings.weight
 
 
 def _in_line(yard: Yard, scores: Mapping[str, float], most_counted: int) -> list[InLine]:

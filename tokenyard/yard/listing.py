@@ -23,7 +23,7 @@ from tokenyard.protocol.replies import TERMINAL
 from tokenyard.protocol.texts import cut, printable, span_ms
 from tokenyard.protocol.wire import DEFAULT_CLIENT, MAX_ID_BYTES, Request
 from tokenyard.yard.pauses import pauses_of_model, pauses_of_worker
-from tokenyard.yard.reads import Budget, LedgerSearch, Owned, entries, intakes, pages
+from tokenyard.yard.reads import Budget, Owned, entries, intakes, ledgers, pages
 from tokenyard.yard.requests import (
     IN_FLIGHT,
     STATES,
@@ -300,7 +300,7 @@ class _Search:
                 self._may_scan = False
         if not found and "waiting" in query.states:
             budget = Budget(query.most)
-            found = [one for name in self._intakes() for one in self._plain(name, budget)]
+            found = [one for name in self._intakes() for one in self._in_intake(name, budget)]
             self._note(budget, "entries")
         return self._first(found)
 
@@ -316,10 +316,10 @@ class _Search:
         model = request.model if isinstance(request, Request) else ""
         return msgspec.structs.replace(one, model=model)
 
-    def _plain(self, name: str, budget: Budget) -> Iterator[Listed]:
+    def _in_intake(self, name: str, budget: Budget, **bounds: Any) -> Iterator[Listed]:
         """Waiting requests of an intake, of which those by plain XADD have no ledger yet."""
-        found = entries(self._yard.connection, self._yard.keys.intake(name), budget)
-        yield from filter(self._fits, in_intake(name, found))
+        found = entries(self._yard.connection, self._yard.keys.intake(name), budget, **bounds)
+        return filter(self._fits, in_intake(name, found))
 
     # In flight
 
@@ -335,23 +335,15 @@ class _Search:
             yield from self._assigned()
         if may_wait:
             # The retry intake is not in the order of acceptance, so all of it is read.
-            again = entries(self._yard.connection, self._yard.keys.intake("retry"), budget)
-            yield from filter(self._fits, in_intake("retry", again))
+            yield from self._in_intake("retry", budget)
         self._note(budget, "entries")
 
     def _waiting(self, name: str, budget: Budget) -> Iterator[Listed]:
         query = self._query
         low, high = query.stream_bounds(self._view.at_ms)
-        found = entries(
-            self._yard.connection,
-            self._yard.keys.intake(name),
-            budget,
-            newest_first=not query.oldest_first,
-            low=low,
-            high=high,
-            few=query.limit + 1,
-        )
-        yield from itertools.islice(filter(self._fits, in_intake(name, found)), query.limit + 1)
+        enough = query.limit + 1
+        bounds = {"low": low, "high": high, "newest_first": not query.oldest_first, "few": enough}
+        return itertools.islice(self._in_intake(name, budget, **bounds), enough)
 
     def _assigned(self) -> Iterator[Listed]:
         query, budget = self._query, Budget(self._query.most)
@@ -387,11 +379,12 @@ class _Search:
 
     def _scan(self) -> Iterator[list[Owned]]:
         query, budget = self._query, Budget(self._query.most_keys)
-        scan = LedgerSearch(
+        found = ledgers(
             self._yard, budget, client=query.client, request_id=query.id, cursor=query.cursor
         )
-        yield from scan.pages()
-        self._cursor = scan.cursor
+        for cursor, page in found:
+            self._cursor = cursor
+            yield page
         self._note(budget, "keys")
 
     def _known(self, owners: Sequence[Owned]) -> list[Listed]:
@@ -476,7 +469,7 @@ def find_owners(
     if run.exists(yard.keys.ledger(DEFAULT_CLIENT, request_id)):
         return Owners([DEFAULT_CLIENT])
     budget, found = Budget(most_keys), set[str]()
-    for page in LedgerSearch(yard, budget, request_id=request_id).pages():
+    for _cursor, page in ledgers(yard, budget, request_id=request_id):
         found |= {client for client, _ in page}
     if budget.is_spent:
         return Owners(sorted(found), is_whole=False)

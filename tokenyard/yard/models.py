@@ -30,16 +30,8 @@ from tokenyard.yard.pauses import (
     texts,
 )
 from tokenyard.yard.reads import Fields, intakes
-from tokenyard.yard.requests import accepted_ms
+from tokenyard.yard.requests import TOKEN_BYTES, accepted_ms
 from tokenyard.yard.snapshot import YardView
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOffer:
-    """A host that may load a model."""
-
-    controller: str
-    info: ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +39,64 @@ class ModelView:
     """A model of the yard, at one moment."""
 
     name: str
-    hosts: list[ModelOffer]
-    gone: list[ModelOffer]  # hosts that are not there now, where no other may load it
+    hosts: Mapping[str, ModelInfo]  # that may load it, by controller, and what they say of it
+    gone: Mapping[str, ModelInfo]  # the same of one that is not there, where no other may load it
     workers: Mapping[str, WorkerInfo]  # that hold it, by name and incarnation
     desired_state: DesiredState  # of all and of this model
     pauses: list[Pause]  # of all and of this model
 
     @property
-    def offers(self) -> list[ModelOffer]:
+    def offers(self) -> Mapping[str, ModelInfo]:
         """What hosts say of it; where none is there, the last that was."""
         return self.hosts or self.gone
+
+    @property
+    def states(self) -> Mapping[str, int]:
+        """Its workers by state, most first."""
+        return dict(Counter[str](one.state for one in self.workers.values()).most_common())
+
+    @property
+    def load_s(self) -> float:
+        """The shortest last load on its hosts; 0: none was measured."""
+        return min((one.load_s for one in self.offers.values() if one.load_s), default=0.0)
+
+    @property
+    def swap_s(self) -> float:
+        """The shortest last swap on its hosts; 0: none was measured."""
+        return min((one.swap_s for one in self.offers.values() if one.swap_s), default=0.0)
+
+    @property
+    def pin(self) -> int:
+        """Workers that always hold it."""
+        return max((one.pin for one in self.offers.values()), default=0)
+
+    @property
+    def ranks(self) -> int:
+        """Devices that it needs."""
+        return max((one.ranks for one in self.offers.values()), default=1)
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Names that it also serves, of all its hosts and workers."""
+        of_hosts = (name for one in self.offers.values() for name in one.adapters)
+        of_workers = (name for one in self.workers.values() for name in one.adapters)
+        return sorted({*of_hosts, *of_workers})
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """Why hosts could not load it when they last tried, the latest first."""
+        failed = [one for one in self.offers.values() if one.fault]
+        failed.sort(key=lambda one: -one.faulted_ms)
+        return [one.fault for one in failed]
 
 
 def model_views(view: YardView) -> list[ModelView]:
     """Every known model, by name."""
-    offers: defaultdict[str, list[ModelOffer]] = defaultdict(list)
+    offers: defaultdict[str, dict[str, ModelInfo]] = defaultdict(dict)
     for host in view.hosts:
         for info in host.models:
-            offers[info.name].append(ModelOffer(host.name, info))
-    gone = {info.name: ModelOffer(host.name, info) for host in view.gone for info in host.models}
+            offers[info.name][host.name] = info
+    gone = {info.name: {host.name: info} for host in view.gone for info in host.models}
     workers: defaultdict[str, dict[str, WorkerInfo]] = defaultdict(dict)
     for worker, held in view.live.items():
         workers[held.model][worker] = held
@@ -74,7 +105,7 @@ def model_views(view: YardView) -> list[ModelView]:
         ModelView(
             name=name,
             hosts=offers[name],
-            gone=[gone[name]] if name in gone else [],
+            gone=gone.get(name, {}),
             workers=workers[name],
             desired_state=view.desired_states.of("", name),
             pauses=[one for one in pauses if one.scope in {ALL, model_scope(name)}],
@@ -90,7 +121,6 @@ MOST_TENANTS: Final = 10
 MOST_OF_TENANT: Final = 5
 #: Of requests that are longer than this on average, fewer are read.
 _USUAL_BYTES: Final = 4096
-_TOKEN_BYTES: Final = 4
 #: The leader gives up on a load without an effect after about so long.
 _PATIENCE_MS: Final = 60_000
 
@@ -149,7 +179,7 @@ def read_waiting_sample(yard: Yard, view: YardView) -> WaitingSample:
 def _oldest(yard: Yard, waiting: int) -> Iterator[tuple[bytes, Fields]]:
     run: Any = yard.connection
     tokens = run.hget(yard.keys.tally, "queued_tokens")
-    size = _TOKEN_BYTES * max(0, whole(tokens)) / waiting
+    size = TOKEN_BYTES * max(0, whole(tokens)) / waiting
     share = min(1.0, _USUAL_BYTES / size) if size else 1.0
     common, tenants, of_tenant = (
         max(1, int(share * most)) for most in (MOST_COMMON, MOST_TENANTS, MOST_OF_TENANT)

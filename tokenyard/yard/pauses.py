@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from tokenyard.protocol.control import (
     ALL,
-    DesiredState,
     DesiredStates,
     PauseMode,
     RunState,
@@ -53,11 +52,7 @@ class Pause(Struct, frozen=True, kw_only=True):
 
 def all_pauses(desired_states: DesiredStates) -> list[Pause]:
     """All paused and suspended scopes, by name."""
-    return [
-        _pause(scope, desired_state)
-        for scope, desired_state in sorted(desired_states.by_scope.items())
-        if desired_state.run_state != "RUNNING"
-    ]
+    return _in_scopes(desired_states, sorted(desired_states.by_scope))
 
 
 def pauses_of_model(view: YardView, model: str) -> list[Pause]:
@@ -90,17 +85,6 @@ def texts(pauses: Iterable[Pause], now_ms: int) -> str:
     return "; ".join(pause.text(now_ms) for pause in pauses)
 
 
-def _pause(scope: str, desired_state: DesiredState) -> Pause:
-    return Pause(
-        scope=scope,
-        run_state=desired_state.run_state,
-        mode=desired_state.mode,
-        by=desired_state.by,
-        why=desired_state.why,
-        since_ms=desired_state.since_ms,
-    )
-
-
 def _pauses_of(desired_states: DesiredStates, worker: WorkerView, model: str) -> Iterator[Pause]:
     """The pauses of a worker's scopes, or its own if it has not obeyed an unpause yet."""
     info = worker.info
@@ -115,7 +99,18 @@ def _pauses_of(desired_states: DesiredStates, worker: WorkerView, model: str) ->
 
 def _in_scopes(desired_states: DesiredStates, scopes: Iterable[str]) -> list[Pause]:
     found = ((scope, desired_states.by_scope.get(scope)) for scope in scopes)
-    return [_pause(scope, one) for scope, one in found if one and one.run_state != "RUNNING"]
+    return [
+        Pause(
+            scope=scope,
+            run_state=one.run_state,
+            mode=one.mode,
+            by=one.by,
+            why=one.why,
+            since_ms=one.since_ms,
+        )
+        for scope, one in found
+        if one and one.run_state != "RUNNING"
+    ]
 
 
 def _each_once(pauses: Iterable[Pause]) -> list[Pause]:
@@ -152,6 +147,11 @@ def scopes_of(info: WorkerInfo) -> set[str]:
     """The scopes that a worker is in."""
     models = {model_scope(info.model)} if info.model else set()
     return {ALL, worker_scope(info.name), *models}
+
+
+def workers_in(live: Mapping[str, WorkerInfo], scope: str) -> list[str]:
+    """The live workers in a scope, with their incarnation, by name."""
+    return [worker for worker, info in sorted(live.items()) if scope in scopes_of(info)]
 
 
 def other_pauses(view: RosterView, scope: str) -> list[Pause]:

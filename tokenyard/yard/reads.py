@@ -68,41 +68,25 @@ def entries(
         first, size = f"({page[-1][0].decode()}", _PAGE
 
 
-class LedgerSearch:
-    """A search of ledgers by SCAN, optionally those of one client or with one id.
+def ledgers(
+    yard: Yard, budget: Budget, *, client: str = "", request_id: str = "", cursor: int = 0
+) -> Iterator[tuple[int, list[Owned]]]:
+    """Client and id of each ledger by SCAN, optionally of those of one client or with one id.
 
-    It continues at ``cursor``, where an earlier search has reached its limit.
+    With each page comes where a search continues after it; 0: it has seen all. It begins at
+    ``cursor``, where an earlier search has reached its limit.
     """
-
-    def __init__(
-        self, yard: Yard, budget: Budget, *, client: str = "", request_id: str = "", cursor: int = 0
-    ) -> None:
-        self._yard = yard
-        self._budget = budget
-        self._prefix = yard.keys.ledger("", "").removesuffix("/")
-        self._id = request_id
-        self._client = client
-        self.cursor = cursor  # where it continues; 0: it has seen all
-
-    def pages(self) -> Iterator[list[Owned]]:
-        """Client and id of each ledger."""
-        pattern = f"{glob_literal(self._prefix + self._client)}{'' if self._client else '*'}/"
-        pattern += glob_literal(self._id) if self._id else "*"
-        while self._budget.take(_SCANNED):
-            answer: Any = self._yard.connection.scan(self.cursor, match=pattern, count=_SCANNED)
-            self.cursor, names = answer
-            yield [
-                (client, request_id)
-                for client, request_id in map(self._owner, names)
-                if self._id in {"", request_id} and self._client in {"", client}
-            ]
-            if not self.cursor:
-                return
-
-    def _owner(self, name: bytes) -> Owned:
-        text = name.decode(errors="replace").removeprefix(self._prefix)
-        client, _, request_id = text.partition("/")
-        return client, request_id
+    prefix = yard.keys.ledger("", "").removesuffix("/")
+    pattern = f"{glob_literal(prefix + client)}{'' if client else '*'}/"
+    pattern += glob_literal(request_id) if request_id else "*"
+    while budget.take(_SCANNED):
+        answer: Any = yard.connection.scan(cursor, match=pattern, count=_SCANNED)
+        cursor, names = answer
+        texts = (name.decode(errors="replace").removeprefix(prefix) for name in names)
+        page = [(owner, name) for owner, _, name in (text.partition("/") for text in texts)]
+        yield cursor, [one for one in page if client in {"", one[0]} and request_id in {"", one[1]}]
+        if not cursor:
+            return
 
 
 def pages(items: Sequence[T], at_once: int = _PAGE) -> Iterator[Sequence[T]]:

@@ -28,7 +28,8 @@ STATES: Final[tuple[State, ...]] = get_args(State)
 IN_FLIGHT: Final[frozenset[str]] = frozenset(STATES) - TERMINAL
 
 _LEDGER_FIELDS: Final = ("state", "sid", "worker", "attempt", "ended", "reason")
-_TOKEN_BYTES: Final = 4
+#: Of a token id in Redis.
+TOKEN_BYTES: Final = 4
 #: Where a request stands in a list: when it was accepted, the server's number, client and id.
 Place = tuple[int, int, str, str]
 
@@ -171,7 +172,7 @@ def published(yard: Yard, listed: Sequence[Listed]) -> list[int]:
     pipeline: Any = yard.connection.pipeline(transaction=False)
     for one in listed:
         pipeline.strlen(yard.keys.tokens(one.client, one.id))
-    return [length // _TOKEN_BYTES for length in pipeline.execute()]
+    return [length // TOKEN_BYTES for length in pipeline.execute()]
 
 
 def read_submitted(yard: Yard, client: str, request_id: str) -> Request | Refused | None:

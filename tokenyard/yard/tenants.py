@@ -9,7 +9,6 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -52,9 +51,11 @@ class TenantView(Struct, frozen=True, kw_only=True):
     waiting_tokens: int = 0
     running: int = 0  # requests
     service: float = 0.0  # weighted tokens by weight; who waits and has the least is next
-    refused: Mapping[str, int] = MappingProxyType({})  # requests ever, by the limit
-    refused_lately: Mapping[str, int] = MappingProxyType({})  # in this hour and the one before
-    refused_ms: Mapping[str, int] = MappingProxyType({})  # the last of them, unix ms, by the limit
+    refused: dict[str, int] = msgspec.field(default_factory=dict)  # requests ever, by the limit
+    #: In this hour and the one before.
+    refused_lately: dict[str, int] = msgspec.field(default_factory=dict)
+    #: The last of them, unix ms.
+    refused_ms: dict[str, int] = msgspec.field(default_factory=dict)
 
     @property
     def is_held(self) -> bool:
@@ -63,24 +64,19 @@ class TenantView(Struct, frozen=True, kw_only=True):
         return bool(most) and self.running >= most and self.waiting > 0
 
 
-class LimitUse(Struct, frozen=True):
-    """A limit that somebody has set, and what counts for it now."""
+def limits_used(view: TenantView, windows: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """What counts now for each limit that somebody has set, and the limit, by its name.
 
-    name: str
-    most: int
-    used: int
-
-
-def limits_used(view: TenantView, windows: Mapping[str, int]) -> list[LimitUse]:
-    """The limits of a tenant that fill up; ``windows`` is what `read_windows` found."""
+    ``windows`` is what `read_windows` found.
+    """
     counts = {
         "max_waiting_requests": view.waiting,
         "max_waiting_tokens": view.waiting_tokens,
         "max_running_requests": view.running,
         **windows,
     }
-    limits = ((name, getattr(view.settings, name), used) for name, used in counts.items())
-    return [LimitUse(name, most, used) for name, most, used in limits if most]
+    limits = ((name, used, getattr(view.settings, name)) for name, used in counts.items())
+    return {name: (used, most) for name, used, most in limits if most}
 
 
 def read_tenants(yard: Yard, names: Iterable[str] | None = None) -> list[TenantView]:

@@ -23,11 +23,10 @@ from tokenyard.yard.line import NOBODY, TenantLine, read_line, turn
 from tokenyard.yard.listing import find_waiting
 from tokenyard.yard.pauses import Pause, base_model, pauses_of_model, pauses_of_worker, texts
 from tokenyard.yard.reads import Fields, intake_lengths
-from tokenyard.yard.requests import accepted_ms, tenant_of, text_of_field
+from tokenyard.yard.requests import TOKEN_BYTES, accepted_ms, tenant_of, text_of_field
 from tokenyard.yard.snapshot import YardView, read_yard
 from tokenyard.yard.tenants import read_held
 
-_TOKEN_BYTES: Final = 4
 #: Entries of intakes to read for a request without a ledger.
 _MOST_ENTRIES: Final = 5_000
 #: Tenants before that of a request that are listed.
@@ -212,7 +211,7 @@ def read_timeline(yard: Yard, client: str, request_id: str) -> Timeline:
         tenant=tenant,
         before=line.before(tenant)[:_MOST_BEFORE] if tenant else (),
         media_bytes=media_bytes,
-        tokens_published=published // _TOKEN_BYTES,
+        tokens_published=published // TOKEN_BYTES,
         ended_ms=_number(ledger, b"ended"),
         result=to_result(decode_reply(packed)) if packed else None,
     )

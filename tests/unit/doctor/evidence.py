@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from tests.support.snapshots import make_snapshot, make_view_worker
-from tokenyard.doctor import Evidence, Finding, diagnose
-from tokenyard.doctor.evidence import Disk, KeySample, Kind
+from tokenyard.doctor import diagnose
+from tokenyard.doctor.evidence import Disk, Evidence, Finding, KeySample, Kind
 from tokenyard.protocol.keys import Keys
 from tokenyard.protocol.leader_reports import LAST, Pass
 from tokenyard.protocol.wire import WIRE_VERSION

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tests.unit.doctor.evidence import CONFIG, INFO, MIB, found, sound
-from tokenyard.doctor import Evidence, Verdict, check_server, diagnose, durability_grades
+from tokenyard.doctor import diagnose
+from tokenyard.doctor.broker_checks import check_server, durability_grades
+from tokenyard.doctor.evidence import Evidence, Verdict
 
 REFUSAL = {"username": "worker", "reason": "command", "object": "xadd", "count": 12}
 

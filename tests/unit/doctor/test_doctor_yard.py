@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.snapshots import make_letter, make_view_worker
 from tests.unit.doctor.evidence import HANDSHAKE, KEYS, found, looked, sound
-from tokenyard.doctor import Evidence, Finding, Verdict
-from tokenyard.doctor.evidence import ConsumerGroup, KeySample, LostEntries
+from tokenyard.doctor.evidence import Evidence, Finding, KeySample, LostEntries, Verdict
 from tokenyard.protocol.control import DesiredState, DesiredStates
 from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass
 from tokenyard.protocol.worker_info import HostInfo, ModelInfo
@@ -149,8 +148,8 @@ def test_requests_of_a_worker_that_is_gone(leads: bool) -> None:
 
 def test_groups_are_not_ours() -> None:
     groups = [
-        ConsumerGroup(KEYS.intake("low"), "coordinator", 3),
-        ConsumerGroup(KEYS.events, "somebody", 5),
+        (KEYS.intake("low"), "coordinator", 3),
+        (KEYS.events, "somebody", 5),
     ]
 
     old, somebody = found(sound(groups=groups), "groups")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from tokenyard.board.page import NotFound, Parameters, numbered_page
@@ -12,14 +12,7 @@ from tokenyard.protocol.control import DesiredState, worker_scope
 from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.worker_info import WORKER_STATES, WorkerTotals
 from tokenyard.yard.changes import CHANGING, RecentCommand, recent_commands
-from tokenyard.yard.devices import (
-    DeviceView,
-    StateChange,
-    device_views,
-    load_times,
-    seen_from,
-    state_change,
-)
+from tokenyard.yard.devices import DeviceView, device_views, load_times, seen_from, state_change
 from tokenyard.yard.history import RecentSamples, Throughput, tallies, worker_rates
 from tokenyard.yard.listing import lane_requests
 from tokenyard.yard.models import WaitingRequests, read_waiting_sample, why_it_waits
@@ -46,16 +39,6 @@ _LOOKS: Final[Mapping[str, str]] = {
     "lost": "bad",
     "unreadable": "bad",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """What is shown of one device."""
-
-    device: DeviceView
-    change: StateChange | None
-    rate: Throughput | None  # None: not known yet
-    look: str
 
 
 #: What the workers of each yard had done when somebody looked.
@@ -122,25 +105,24 @@ def _with_lanes(yard: Yard, devices: Sequence[DeviceView]) -> list[DeviceView]:
 
 def _tiles(
     view: YardView, devices: Iterable[DeviceView], rates: Mapping[str, Throughput]
-) -> list[Tile]:
+) -> list[dict[str, Any]]:
+    """What is shown of each device."""
     times = load_times(view.hosts)
     return [
-        Tile(
-            device=one,
-            change=state_change(one, times, view.at_ms),
-            rate=rates.get(one.worker.worker),
-            look=_LOOKS.get(one.worker.state, ""),
-        )
+        {
+            "device": one,
+            "change": state_change(one, times, view.at_ms),
+            "rate": rates.get(one.worker.worker),  # None: not known yet
+            "look": _LOOKS.get(one.worker.state, ""),
+        }
         for one in devices
     ]
 
 
-def _counts(devices: Iterable[DeviceView]) -> list[tuple[str, int]]:
+def _counts(devices: Sequence[DeviceView]) -> list[tuple[str, int]]:
     """Devices by state, most first, and those that are paused."""
-    states: Counter[str] = Counter()
-    for one in devices:
-        states[one.worker.state] += 1
-        states[_PAUSED] += is_paused(one.worker)
+    states = Counter[str](one.worker.state for one in devices)
+    states[_PAUSED] = sum(is_paused(one.worker) for one in devices)
     return [(state, count) for state, count in states.most_common() if count]
 
 

@@ -12,11 +12,11 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tokenyard import clock
-from tokenyard.board.page import NotFound, Parameters, given_request
+from tokenyard.board.page import NotFound, Parameters
 from tokenyard.board.pages.requests import MOST_ENTRIES, MOST_KEYS_FOR_ID
 from tokenyard.client.tokenization import Tokenizer, load_tokenizer
 from tokenyard.ops.names import checked_request
-from tokenyard.ops.requests import letter_of
+from tokenyard.ops.requests import letters_of
 from tokenyard.protocol.errors import BadInput, UnknownRequest
 from tokenyard.protocol.keys import Yard, split_intake
 from tokenyard.protocol.media import modalities_of
@@ -26,7 +26,7 @@ from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, prompt_value, unpac
 from tokenyard.protocol.worker_info import decode_worker
 from tokenyard.yard.history import RecentSamples
 from tokenyard.yard.listing import find_owners
-from tokenyard.yard.requests import read_letter, read_submitted
+from tokenyard.yard.requests import TOKEN_BYTES, read_letter, read_submitted
 from tokenyard.yard.timeline import Attempt, Timeline, read_timeline
 
 log = logging.getLogger("tokenyard.board")
@@ -36,7 +36,6 @@ log = logging.getLogger("tokenyard.board")
 
 #: Tokens that are read at a look, however many there are.
 MOST_TOKENS: Final = 512
-_TOKEN_BYTES: Final = 4
 #: Tokenizers that are kept, and so long without a look they make room for others.
 _MOST_TOKENIZERS: Final = 4
 _UNUSED_S: Final = 60.0
@@ -45,8 +44,8 @@ _UNUSED_S: Final = 60.0
 def last_tokens(yard: Yard, client: str, request_id: str) -> list[int]:
     """The last published tokens."""
     run: Any = yard.connection
-    packed = run.getrange(yard.keys.tokens(client, request_id), -MOST_TOKENS * _TOKEN_BYTES, -1)
-    return unpack_tokens(packed) if len(packed) % _TOKEN_BYTES == 0 else []
+    packed = run.getrange(yard.keys.tokens(client, request_id), -MOST_TOKENS * TOKEN_BYTES, -1)
+    return unpack_tokens(packed) if len(packed) % TOKEN_BYTES == 0 else []
 
 
 @dataclass(slots=True)
@@ -135,7 +134,8 @@ def view_request(yard: Yard, given: Parameters) -> dict[str, Any]:
             f"{error}. The results of requests are kept for their result_ttl, an hour by default."
         ) from error
     ended_ms = timeline.ended_ms or 0
-    letter = letter_of(yard, client, request_id, ended_ms)
+    owner = client, request_id
+    letter = letters_of(yard, {owner: ended_ms}).get(owner)
     if letter:
         submitted = read_letter(yard, letter.letter, client, request_id)
     else:
@@ -167,9 +167,10 @@ def view_request(yard: Yard, given: Parameters) -> dict[str, Any]:
 
 def _named(yard: Yard, given: Parameters) -> tuple[str, str]:
     """Client and id in the address; the client may be left out where only one has the id."""
-    if given.texts("client") not in ([], [""]):
-        return given_request(given)
-    _, request_id = checked_request(DEFAULT_CLIENT, (given.texts("id") or [""])[0])
+    client, request_id = given.raw("client"), given.raw("id")
+    checked_request(client or DEFAULT_CLIENT, request_id)
+    if client:
+        return client, request_id
     owners = find_owners(yard, request_id, most_keys=MOST_KEYS_FOR_ID, most_entries=MOST_ENTRIES)
     until = "" if owners.is_whole else f" among the first {MOST_KEYS_FOR_ID:,} keys of the server"
     if not owners.clients:
@@ -331,18 +332,7 @@ PHASES: Final[dict[Phase, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BarPart:
-    """One part of the bar."""
-
-    phase: Phase
-    name: str
-    took_ms: int
-    x: int
-    width: int
-
-
-def bar_of(timeline: Timeline) -> list[BarPart]:
+def bar_of(timeline: Timeline) -> list[dict[str, Any]]:
     """The parts, from acceptance to the end or to now; none where it never arrived."""
     spans = [one for one in _spans(timeline) if one[2] >= 0]
     total = sum(took_ms for *_, took_ms in spans)
@@ -352,7 +342,8 @@ def bar_of(timeline: Timeline) -> list[BarPart]:
     parts, x = [], 0.0
     for (phase, name, took_ms), width in zip(spans, widths, strict=True):
         scaled = width * WIDTH / sum(widths)
-        parts.append(BarPart(phase, name, took_ms, round(x), round(x + scaled) - round(x)))
+        place = {"x": round(x), "width": round(x + scaled) - round(x)}
+        parts.append({"phase": phase, "name": name, "took_ms": took_ms, **place})
         x += scaled
     return parts
 
@@ -393,7 +384,7 @@ def _last(timeline: Timeline, attempt: Attempt, end_ms: int) -> Iterator[tuple[P
     yield "answer", f"{name}, to the end", end_ms - first_ms
 
 
-def phases_of(parts: Sequence[BarPart]) -> list[tuple[Phase, str]]:
+def phases_of(parts: Sequence[dict[str, Any]]) -> list[tuple[Phase, str]]:
     """The phases in a bar, for its legend."""
-    seen = {part.phase for part in parts}
+    seen = {part["phase"] for part in parts}
     return [(phase, name) for phase, name in PHASES.items() if phase in seen]

@@ -36,8 +36,6 @@ MOST_KEYS: Final = 5_000
 MOST_KEYS_WITH_RESULTS: Final = 2_500
 _MOST_CURSOR: Final = 2**64 - 1
 _PAST_ALL: Final = 2**64  # no number of an entry is so high
-#: The parameters of an address that say what is wanted, beside the id and the states.
-_WANTED: Final = ("client", "tenant", "model", "worker", "error", "older", "newer", "order")
 
 
 def view_requests(yard: Yard, given: Parameters) -> dict[str, Any]:
@@ -68,9 +66,8 @@ def view_requests(yard: Yard, given: Parameters) -> dict[str, Any]:
 
 def filter_of(given: Parameters) -> Filter:
     """The filter in an address; raises `BadInput`."""
-    # Blanks around an id belong to it.
-    wanted = {"id": (given.texts("id") or [""])[0], "state": given.texts("state")}
-    return read_filter({**wanted, **{name: given.text(name) for name in _WANTED}})
+    texts = {name: given.text(name) for name in given.values}
+    return read_filter({**texts, "id": given.raw("id"), "state": given.texts("state")})
 
 
 def place_text(place: Place) -> str:

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tokenyard.board.page import Parameters, numbered_page
 from tokenyard.ops.audit import MAX_ENTRIES, read_audit
 from tokenyard.ops.control import Signals, Unacknowledged
-from tokenyard.protocol.control import (
-    ALL,
-    DesiredState,
-    DesiredStates,
-    RunState,
-    model_scope,
-    said,
-    worker_scope,
-)
+from tokenyard.protocol.control import ALL, DesiredState, RunState, model_scope, said, worker_scope
 from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.worker_info import WorkerInfo
 from tokenyard.yard.changes import GivenSignal, read_given_signals, still_there
@@ -40,25 +31,11 @@ _NEXT: Final[Mapping[RunState, Sequence[tuple[str, str]]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ScopeRow:
-    """A scope, its desired state, and how many of its workers follow it."""
-
-    scope: str
-    name: str
-    desired: DesiredState
-    workers: int
-    left: Sequence[Unacknowledged]  # who have not obeyed yet
-
-    @property
-    def buttons(self) -> Sequence[tuple[str, str]]:
-        """Name and label of each action that makes sense now."""
-        return _NEXT[self.desired.run_state]
+#: A scope, its desired state, and how many of its workers follow it.
+ScopeRow = Mapping[str, Any]
 
 
-def _rows(
-    roster: RosterView, desired: DesiredStates, left: Iterable[Unacknowledged]
-) -> Callable[[str], ScopeRow]:
+def _rows(roster: RosterView, left: Iterable[Unacknowledged]) -> Callable[[str], ScopeRow]:
     """Makes the row of a scope."""
     counts = Counter(scope for info in roster.live.values() for scope in scopes_of(info))
     left_in = defaultdict[str, list[Unacknowledged]](list)
@@ -67,8 +44,15 @@ def _rows(
             left_in[scope].append(one)
 
     def row(scope: str) -> ScopeRow:
-        state = desired.by_scope.get(scope, DesiredState())
-        return ScopeRow(scope, said(scope), state, counts[scope], left_in[scope])
+        state = roster.desired_states.by_scope.get(scope, DesiredState())
+        return {
+            "scope": scope,
+            "name": said(scope),
+            "desired": state,
+            "workers": counts[scope],
+            "left": left_in[scope],  # who have not obeyed yet
+            "buttons": _NEXT[state.run_state],  # name and label of each
+        }
 
     return row
 
@@ -76,16 +60,15 @@ def _rows(
 def view_signals(yard: Yard, given: Parameters) -> dict[str, Any]:
     """What is set for whom, and who has not obeyed."""
     roster = read_roster(yard)
-    desired = roster.desired_states
-    left = Signals(yard).behind(roster.live, desired.changed)
-    row = _rows(roster, desired, left)
+    left = Signals(yard).behind(roster)
+    row = _rows(roster, left)
     wanted = given.text("q")
     names = [name for name in known_workers(roster) if wanted in name]
     page = numbered_page(given, len(names), _PAGE, "/signals", q=wanted)
     shown = names[page.first : page.end]
     models = known_models(roster)
     by_signals = read_given_signals(yard)
-    changed = sorted(desired.by_scope)
+    changed = sorted(roster.desired_states.by_scope)
     return {
         "everybody": row(ALL),
         "set": [row(scope) for scope in changed[:_MOST_SCOPES]],
@@ -97,7 +80,7 @@ def view_signals(yard: Yard, given: Parameters) -> dict[str, Any]:
         "given": by_signals[:_MOST_GIVEN],
         "models": [row(model_scope(name)) for name in models[:_MOST_MODELS]],
         "more_models": max(0, len(models) - _MOST_MODELS),
-        "workers": _workers(shown, roster, desired, row),
+        "workers": _workers(shown, roster, row),
         "count": len(names),
         "q": wanted,
         "numbered": page,
@@ -112,7 +95,7 @@ def _ending(
 
 
 def _workers(
-    names: Sequence[str], roster: RosterView, desired: DesiredStates, row: Callable[[str], ScopeRow]
+    names: Sequence[str], roster: RosterView, row: Callable[[str], ScopeRow]
 ) -> list[tuple[ScopeRow, WorkerView | None, RunState]]:
     """Each with its view, None where only a desired state names it, and its combined run state."""
     views = {one.info.name: one for one in roster.workers if one.info and one.lease_ms}
@@ -120,7 +103,7 @@ def _workers(
     for name in names:
         view = views.get(name)
         model = view.info.model if view and view.info else ""
-        combined = desired.of(name, model).run_state
+        combined = roster.desired_states.of(name, model).run_state
         found.append((row(worker_scope(name)), view, combined))
     return found
 

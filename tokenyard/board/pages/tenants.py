@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -18,7 +17,6 @@ from tokenyard.protocol.tenants import KEPT_DAYS
 from tokenyard.yard.history import RecentSamples
 from tokenyard.yard.line import TenantLine, next_turn, read_line, shares_between, tenant_turn
 from tokenyard.yard.tenants import (
-    LimitUse,
     TenantNames,
     TenantView,
     failures_text,
@@ -39,21 +37,6 @@ _MOST_KEYS: Final = 2_000
 #: Keys on one page.
 _KEYS_PER_PAGE: Final = 100
 _USAGE_DAYS: Final = (1, 7, 31, KEPT_DAYS)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A tenant in the list. Without a name it is all requests of no tenant."""
-
-    view: TenantView
-    wanted: float | None  # shares
-    had: float | None
-    limits: Sequence[LimitUse]
-
-    @property
-    def refused(self) -> int:
-        """Requests that its limits have refused."""
-        return sum(self.view.refused.values())
 
 
 def view_tenants(yard: Yard, given: Parameters) -> dict[str, Any]:
@@ -111,18 +94,19 @@ def _line(yard: Yard) -> tuple[TenantLine, Mapping[str, float]]:
 
 def _rows(
     yard: Yard, names: Sequence[str], line: TenantLine, had: Mapping[str, float]
-) -> list[Row]:
+) -> list[dict[str, Any]]:
+    """A row for each tenant. Without a name it is all requests of no tenant."""
     tenants = list(filter(None, names))
     views = {one.name: one for one in read_tenants(yard, tenants)}
     windows = dict(zip(tenants, read_windows(yard, tenants), strict=True))
     wanted = line.wanted
     return [
-        Row(
-            view=views.get(name) or TenantView(name=""),
-            wanted=wanted.get(name),
-            had=had.get(name),
-            limits=limits_used(views[name], windows[name]) if name else (),
-        )
+        {
+            "view": views.get(name) or TenantView(name=""),
+            "wanted": wanted.get(name),  # shares
+            "had": had.get(name),
+            "limits": limits_used(views[name], windows[name]) if name else {},
+        }
         for name in names
     ]
 
@@ -135,18 +119,19 @@ def view_tenant(yard: Yard, given: Parameters) -> dict[str, Any]:
         raise NotFound(f"There is no tenant {name[:200]!r}: nobody has set it, and none has asked.")
     line, had = _line(yard)
     [row] = _rows(yard, [name], line, had)
+    view: TenantView = row["view"]
     held, one = read_held(yard, name), line.of(name)
     report = read_report(yard, name, days)
     return {
         "row": row,
-        "view": row.view,
+        "view": view,
         "classes": ", ".join(f"{count:,} {key}" for key, count in held.items() if count),
         "why": tenant_turn(line, one) if one else "",
         "settings": [
-            (key, value_text(key, getattr(row.view.settings, key)))
-            for key in row.view.settings.__struct_fields__
+            (key, value_text(key, getattr(view.settings, key)))
+            for key in view.settings.__struct_fields__
         ],
-        "limits": {limit.name: limit for limit in row.limits},
+        "limits": row["limits"],
         "days": days,
         "choices": _USAGE_DAYS,
         "report": report,

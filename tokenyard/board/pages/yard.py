@@ -12,11 +12,14 @@ from weakref import WeakKeyDictionary
 import redis
 from markupsafe import Markup
 
-from tokenyard import clock, doctor
+from tokenyard import clock
 from tokenyard.board.charts import COUNT, DURATION, RATE, Line, Unit, chart, duration, number
 from tokenyard.board.page import Parameters
 from tokenyard.broker.check import server_name
 from tokenyard.broker.connection import translated
+from tokenyard.doctor import diagnose
+from tokenyard.doctor.broker_checks import check_server, durability_grades
+from tokenyard.doctor.evidence import Evidence, Finding, Verdict, gather, glance
 from tokenyard.protocol.errors import TokenyardError
 from tokenyard.protocol.keys import Yard
 from tokenyard.protocol.leader_reports import HistorySample
@@ -49,7 +52,7 @@ def view_yard(yard: Yard, given: Parameters) -> dict[str, Any]:
     rate = _rate(view) if serves else 0.0
     letters = dead_letters(yard, _MOST_ERRORS) if view.dead else []
     checkup = checkup_of(yard).latest(yard)
-    evidence = doctor.glance(yard, checkup.evidence if checkup else None)
+    evidence = glance(yard, checkup.evidence if checkup else None)
     return {
         "view": view,
         "pauses": [one.text(0) for one in all_pauses(view.desired_states)],
@@ -74,8 +77,8 @@ def view_yard(yard: Yard, given: Parameters) -> dict[str, Any]:
         "errors": recent_errors(view, letters)[:_MOST_ERRORS],
         "standbys": read_standbys(yard, view.leader, view.at_ms),
         "server": _server(evidence.info),
-        "server_findings": list(doctor.check_server(evidence)),
-        "grades": list(doctor.durability_grades(evidence)),
+        "server_findings": list(check_server(evidence)),
+        "grades": list(durability_grades(evidence)),
         "report": checkup,
         "report_minutes": int(checkup.age_s // 60) if checkup else 0,
         "findings": [] if checkup is None else _worst(checkup.findings),
@@ -106,7 +109,7 @@ def _quantile(counts: Sequence[int], share: float) -> str:
 
 def _charts(points: Sequence[HistorySample | None]) -> list[Markup]:
     def line(name: str, value: Callable[[HistorySample], float | None]) -> Line:
-        return Line(name, [None if one is None else value(one) for one in points])
+        return name, [None if one is None else value(one) for one in points]
 
     def quantiles(times: Callable[[HistorySample], Sequence[int]]) -> list[Line]:
         return [
@@ -149,7 +152,7 @@ def _failed_per_s(one: HistorySample) -> float:
 
 
 #: The look of a verdict, the worst first.
-_TONES: Final[Mapping[doctor.Verdict, str]] = {
+_TONES: Final[Mapping[Verdict, str]] = {
     "fault": "bad",
     "warning": "warn",
     "unknown": "",
@@ -157,7 +160,7 @@ _TONES: Final[Mapping[doctor.Verdict, str]] = {
 }
 
 
-def _worst(findings: Sequence[doctor.Finding]) -> list[doctor.Finding]:
+def _worst(findings: Sequence[Finding]) -> list[Finding]:
     """What there is to do, the worst first."""
     found = [one for one in findings if one.verdict != "ok"]
     return sorted(found, key=lambda one: list(_TONES).index(one.verdict))[:_MOST_FINDINGS]
@@ -174,11 +177,11 @@ REST: Final = 100.0
 class CheckupReport:
     """The last examination."""
 
-    findings: Sequence[doctor.Finding]
+    findings: Sequence[Finding]
     ended_s: float  # monotonic
     at_ms: int  # unix time
     took_s: float
-    evidence: doctor.Evidence | None  # that they go by
+    evidence: Evidence | None  # that they go by
     error: str = ""  # why there was none
 
     @property
@@ -213,12 +216,12 @@ class Checkup:
     def _examine(self, yard: Yard) -> None:
         began, error = clock.monotonic(), ""
         evidence = self._report.evidence if self._report else None
-        findings: Sequence[doctor.Finding] = ()
+        findings: Sequence[Finding] = ()
         try:
             with translated(yard.url):
                 refused = evidence.refused if evidence else {}
-                evidence = doctor.gather(yard, refused)
-            findings = tuple(doctor.diagnose(evidence))
+                evidence = gather(yard, refused)
+            findings = tuple(diagnose(evidence))
         except TokenyardError as refusal:
             error = str(refusal)
         except Exception:

@@ -127,7 +127,7 @@ def summary(state: BatchState) -> str:
 def _shown(console: Console) -> Iterator[Tell]:
     """A progress bar in a terminal; elsewhere a line from time to time."""
     if not console.is_terminal:
-        yield _Lines(console)
+        yield _lines(console)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -153,25 +153,24 @@ def _shown(console: Console) -> Iterator[Tell]:
         yield tell
 
 
-class _Lines:
+def _lines(console: Console) -> Tell:
     """A line for each status, and one every ten seconds."""
+    status, said_at = "", 0.0
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._status = ""
-        self._said_at = 0.0
-
-    def __call__(self, batch: Batch) -> None:
+    def tell(batch: Batch) -> None:
+        nonlocal status, said_at
         now = clock.monotonic()
-        if batch.status == self._status and now - self._said_at < _SAY_EVERY_S:
+        if batch.status == status and now - said_at < _SAY_EVERY_S:
             return
-        self._status, self._said_at = batch.status, now
+        status, said_at = batch.status, now
         counts = batch.request_counts
-        self._console.print(
+        console.print(
             f"{batch.status}: {counts.done} of {counted(counts.total, 'line')},"
             f" {counted(counts.failed, 'error')}, {_pace(batch)}",
             markup=False,
         )
+
+    return tell
 
 
 def _pace(batch: Batch) -> str:

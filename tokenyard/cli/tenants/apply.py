@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import click
 import msgspec
-import redis
 
 from tokenyard.cli.shared.connect import opened
 from tokenyard.cli.shared.console import say
 from tokenyard.cli.shared.operating import operator
 from tokenyard.cli.shared.options import ask_first, json_option, yes_option
 from tokenyard.ops import tenants
-from tokenyard.ops.audit import COMMAND_LINE, AuditEntry, record
+from tokenyard.ops.audit import COMMAND_LINE, AuditEntry
+from tokenyard.ops.operation import record_done
 from tokenyard.process.program import PlainCommand
 from tokenyard.protocol.errors import SettingsError
 from tokenyard.protocol.keys import Yard, is_tenant
@@ -25,24 +25,6 @@ from tokenyard.protocol.tenants import TENANT_RULE, TenantSettings
 from tokenyard.protocol.texts import counted, did_you_mean, printable
 from tokenyard.yard.tenants import differences, stored_tenants, words_of
 
-APPLY: Final = """Load a file with all tenants: what is not in it goes.
-
-It shows what changes, asks, and changes all of it at once. Mistakes in the file are all named, and
-then nothing changes.
-
-A file:
-  [defaults]                       # of the tenants in this file
-  max_waiting_requests = 10_000
-  [tenants.research]
-  weight = 4
-  [tenants.trial]
-  tokens_per_day = 1_000_000
-  classes = ["low"]
-
-Examples:
-  tokenyard tenants apply tenants.toml --dry-run
-  tokenyard tenants apply tenants.toml --yes
-"""
 _TABLES: Final = ("defaults", "tenants")
 
 
@@ -81,14 +63,31 @@ def _table(at: str, value: Any, faults: list[str]) -> Mapping[str, Any]:
     return {}
 
 
-@click.command("apply", cls=PlainCommand, help=APPLY, short_help="Load a file with all of them.")
+@click.command("apply", cls=PlainCommand, short_help="Load a file with all of them.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")
 @yes_option
 @json_option
 @click.pass_context
 def apply_file(ctx: click.Context, file: Path, dry_run: bool, is_sure: bool, as_json: bool) -> None:
-    """Compare, show, ask and change."""
+    """Load a file with all tenants: what is not in it goes.
+
+    It shows what changes, asks, and changes all of it at once. Mistakes in the file are all named,
+    and then nothing changes.
+
+    A file:
+      [defaults]                       # of the tenants in this file
+      max_waiting_requests = 10_000
+      [tenants.research]
+      weight = 4
+      [tenants.trial]
+      tokens_per_day = 1_000_000
+      classes = ["low"]
+
+    Examples:
+      tokenyard tenants apply tenants.toml --dry-run
+      tokenyard tenants apply tenants.toml --yes
+    """
     wanted = read_tenants_file(file)
     with opened(ctx.obj) as yard:
         changes = tenants.changes_to(stored_tenants(yard), wanted)
@@ -119,10 +118,9 @@ def _record(yard: Yard, changes: Sequence[tenants.TenantChange], file: Path) -> 
         target=", ".join(change.name for change in changes),
         text=f"{counted(len(changes), 'tenant')} changed by {file.name}",
     )
-    try:
-        record(yard, entry)
-    except redis.RedisError as error:
-        say(f"Warning: this is not in the audit: {error}", err=True)
+    _, problem = record_done(yard, entry)
+    if problem:
+        say(f"Warning: this is not in the audit: {problem}", err=True)
 
 
 def _print(changes: Sequence[tenants.TenantChange]) -> None:

@@ -32,30 +32,6 @@ from tokenyard.yard.tenants import (
 )
 from tokenyard.yard.usage import TenantUsage, read_usage
 
-LIST: Final = """List the tenants that somebody has set, or that have asked for something.
-
-Weight   tokens are shared in proportion to it
-Share    of the tokens, by weight, among those that wait now; requests
-         of no tenant are one of them, with weight 1
-Waiting  requests, and the tokens of their prompts
-Running  requests
-Limits   what else is set; `tokenyard tenants show` has all of it
-
-Examples:
-  tokenyard tenants list
-  tokenyard tenants list --waiting
-  tokenyard tenants list --json | jq -r '.[] | select(.waiting > 0) | .name'
-"""
-SHOW: Final = """Show the settings of a tenant, what it has waiting and running, and refusals.
-
-Beside a limit of tokens stands what counts for it now: a request counts with all that it may
-generate until it ends, and then with what it has used.
-
-Examples:
-  tokenyard tenants show research
-  tokenyard tenants show research --json | jq .settings
-"""
-
 
 def _limits(one: TenantView) -> str:
     words = words_of(one.settings).partition(", ")[2]
@@ -74,12 +50,25 @@ def _columns(wanted: Mapping[str, float]) -> Columns[TenantView]:
     }
 
 
-@click.command("list", cls=PlainCommand, help=LIST, short_help="List them.")
+@click.command("list", cls=PlainCommand, short_help="List them.")
 @click.option("--waiting", "only_waiting", is_flag=True, help="Only those that wait.")
 @json_list_option("a tenant")
 @click.pass_context
 def list_all(ctx: click.Context, only_waiting: bool, as_json: bool) -> None:
-    """Read all tenants once and print them."""
+    """List the tenants that somebody has set, or that have asked for something.
+
+    Weight   tokens are shared in proportion to it
+    Share    of the tokens, by weight, among those that wait now; requests
+             of no tenant are one of them, with weight 1
+    Waiting  requests, and the tokens of their prompts
+    Running  requests
+    Limits   what else is set; `tokenyard tenants show` has all of it
+
+    Examples:
+      tokenyard tenants list
+      tokenyard tenants list --waiting
+      tokenyard tenants list --json | jq -r '.[] | select(.waiting > 0) | .name'
+    """
     with opened(ctx.obj) as yard:
         found, wanted = read_tenants(yard), read_line(yard).wanted
     shown = [one for one in found if one.waiting or not only_waiting]
@@ -87,12 +76,20 @@ def list_all(ctx: click.Context, only_waiting: bool, as_json: bool) -> None:
     show_list(shown, _columns(wanted), below, as_json=as_json, fields=fields)
 
 
-@click.command(cls=PlainCommand, help=SHOW, short_help="Show one.")
+@click.command(cls=PlainCommand, short_help="Show one.")
 @click.argument("tenant", shell_complete=COMPLETE["tenant"])
 @json_option
 @click.pass_context
 def show(ctx: click.Context, tenant: str, as_json: bool) -> None:
-    """Read a tenant once and print it."""
+    """Show the settings of a tenant, what it has waiting and running, and refusals.
+
+    Beside a limit of tokens stands what counts for it now: a request counts with all that it may
+    generate until it ends, and then with what it has used.
+
+    Examples:
+      tokenyard tenants show research
+      tokenyard tenants show research --json | jq .settings
+    """
     with opened(ctx.obj) as yard:
         found = read_tenants(yard)
         one = find_tenant(found, tenant)
@@ -124,10 +121,7 @@ def _sheet(one: TenantView, wanted: Mapping[str, float], used: Mapping[str, int]
 
 def _fields(wanted: Mapping[str, float], one: TenantView) -> dict[str, object]:
     return {
-        **{name: getattr(one, name) for name in one.__struct_fields__},
-        "refused": dict(one.refused),
-        "refused_ms": dict(one.refused_ms),
-        "refused_lately": dict(one.refused_lately),
+        **msgspec.structs.asdict(one),
         "settings": as_fields(one.settings),
         "share": wanted.get(one.name),
     }

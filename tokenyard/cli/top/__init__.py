@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleDimensions, RenderableType
 from rich.live import Live
 
 from tokenyard import clock
@@ -20,7 +20,7 @@ from tokenyard.broker.url import public_url
 from tokenyard.cli.info import watch
 from tokenyard.cli.shared.connect import url_of
 from tokenyard.cli.shared.console import plain_console
-from tokenyard.cli.top.frame import Paper, frame
+from tokenyard.cli.top.frame import frame
 from tokenyard.process.interrupted import Interrupts
 from tokenyard.process.program import Exit, PlainCommand, YardChoice
 from tokenyard.yard.history import Snapshot, SnapshotHistory
@@ -70,7 +70,8 @@ def _print_once(choice: YardChoice, console: Console, interval_s: float) -> Exit
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     pause = partial(clock.sleep, interval_s)
-    [*_, (picture, is_open)] = _pictures(choice, lambda: Paper(console.width, 0), pause, count=2)
+    paper = ConsoleDimensions(console.width, 0)
+    [*_, (picture, is_open)] = _pictures(choice, lambda: paper, pause, count=2)
     console.print(picture)
     return Exit.OK if is_open else Exit.UNAVAILABLE
 
@@ -86,7 +87,7 @@ def _run(choice: YardChoice, console: Console, interval_s: float) -> None:
     ):
         for picture, _ in _pictures(
             choice,
-            lambda: Paper(console.width, console.height),
+            lambda: console.size,
             lambda: _wait_for_key(interval_s).lower() == "q",
         ):
             # Not earlier, because an error of the first snapshot belongs on the usual screen.
@@ -97,7 +98,10 @@ def _run(choice: YardChoice, console: Console, interval_s: float) -> None:
 
 
 def _pictures(
-    choice: YardChoice, paper: Callable[[], Paper], pause: Callable[[], object], count: int = 0
+    choice: YardChoice,
+    paper: Callable[[], ConsoleDimensions],
+    pause: Callable[[], object],
+    count: int = 0,
 ) -> Iterator[tuple[RenderableType, bool]]:
     """A picture after each snapshot, and whether the yard is open, as far as is known."""
     url, history = url_of(choice), SnapshotHistory()

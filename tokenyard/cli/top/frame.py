@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from rich.console import Group, RenderableType
+from rich.console import ConsoleDimensions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -32,24 +31,17 @@ _MOST_MODELS: Final = 4
 _MOST_ERRORS: Final = 4
 _MOST_PAUSES: Final = 3
 _MOST_TENANTS: Final = 5
+#: Columns of a terminal that has room for more of them.
 _WIDE: Final = 110
 
 
-@dataclass(frozen=True, slots=True)
-class Paper:
-    """The size of the terminal."""
+def frame(
+    history: SnapshotHistory, place: str, paper: ConsoleDimensions, error: str = ""
+) -> RenderableType:
+    """The whole frame, of any height if that of the paper is 0.
 
-    width: int
-    height: int  # 0: no limit
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether there is room for more columns."""
-        return self.width >= _WIDE
-
-
-def frame(history: SnapshotHistory, place: str, paper: Paper, error: str = "") -> RenderableType:
-    """The whole frame; ``error`` is shown if the last snapshot is old."""
+    ``error`` is shown if the last snapshot is old.
+    """
     snapshot = history.last
     if snapshot is None:
         return Text(error)
@@ -85,7 +77,7 @@ def frame(history: SnapshotHistory, place: str, paper: Paper, error: str = "") -
     return Group(*parts)
 
 
-def _room_for_workers(paper: Paper, listed: int, errors: int, told: int) -> int | None:
+def _room_for_workers(paper: ConsoleDimensions, listed: int, errors: int, told: int) -> int | None:
     """Lines for the list of workers; None: no limit."""
     if not paper.height:
         return None
@@ -93,7 +85,7 @@ def _room_for_workers(paper: Paper, listed: int, errors: int, told: int) -> int 
     return max(1, paper.height - others)
 
 
-def _title(snapshot: Snapshot, place: str, paper: Paper) -> RenderableType:
+def _title(snapshot: Snapshot, place: str, paper: ConsoleDimensions) -> RenderableType:
     at = datetime.datetime.fromtimestamp(snapshot.at_ms / 1000, datetime.UTC).astimezone()
     title = Table.grid(expand=True)
     title.add_column(no_wrap=True, overflow="ellipsis")
@@ -141,7 +133,9 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _queue(history: SnapshotHistory, snapshot: Snapshot, paper: Paper) -> RenderableType:
+def _queue(
+    history: SnapshotHistory, snapshot: Snapshot, paper: ConsoleDimensions
+) -> RenderableType:
     table = _table("Intake", "Waiting:number", "Oldest:number", "History:wide")
     width = max(10, paper.width - 30)
     for name in INTAKE_CLASSES:
@@ -173,10 +167,10 @@ def bars(depths: Sequence[int]) -> str:
 
 
 def _workers(
-    snapshot: Snapshot, rates: YardRates | None, paper: Paper, room: int | None
+    snapshot: Snapshot, rates: YardRates | None, paper: ConsoleDimensions, room: int | None
 ) -> RenderableType:
     columns = ["Worker", "State", "Model:wide", "Lane:number", "Tok/s:number", "TTFT:number"]
-    if paper.is_wide:
+    if paper.width >= _WIDE:
         columns += ["Req/s:number", "Done:number", "Device"]
     columns += ["Memory:number"]
     table = _table(*columns)
@@ -192,7 +186,7 @@ def _workers(
     return table
 
 
-def _worker(worker: WorkerView, rate: Throughput, paper: Paper) -> Iterator[str | Text]:
+def _worker(worker: WorkerView, rate: Throughput, paper: ConsoleDimensions) -> Iterator[str | Text]:
     info = worker.info
     yield worker.worker
     yield Text(state_text(worker), style=_STYLES.get(worker.state, "yellow"))
@@ -201,7 +195,7 @@ def _worker(worker: WorkerView, rate: Throughput, paper: Paper) -> Iterator[str 
     yield f"{worker.lane}{limit}"
     yield f"{rate.tokens_per_s:,.0f}"
     yield _ms(info.tally.ttft_ms if info else None)
-    if paper.is_wide:
+    if paper.width >= _WIDE:
         yield f"{rate.requests_per_s:,.1f}"
         yield f"{info.tally.finished:,}" if info else "-"
         yield f"{info.host} {info.device}" if info else "-"
