@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final, cast
 
 from coordinator.dispatch.admission import Admission, refuse, refuse_late, refuse_quota
-from coordinator.dispatch.entries import Entry, WakeupEvent
+from coordinator.dispatch.entries import Entry, Fields
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.plan import PlannedDispatch, make_plan
 from coordinator.dispatch.waits import QueueSpans, ServiceRate, WaitReasons
@@ -24,6 +24,7 @@ from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import PriorityClass, class_of
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.streams import digits
 from tokenyard.protocol.wire import Refused, Unanswerable
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Answered, Dispatched, Move, Transfer, Transferred
@@ -251,18 +252,16 @@ class Dispatcher:
         """How many requests could be placed now, at most a batch."""
         return min(sum(lanes.room for lanes in self._roster.lanes.values()), self._max_batch)
 
-    def _handle_events(self, events: Iterable[WakeupEvent]) -> None:
+    def _handle_events(self, events: Iterable[tuple[str, Fields]]) -> None:
         """Lanes have room again, or the roster changed and must be read again."""
-        for event in events:
-            count = event.fields.get(b"count", b"")
-            if event.fields.get(b"event") == b"capacity" and count.isdigit() and len(count) < 10:
-                worker = event.fields.get(b"worker", b"").decode(errors="replace")
-                work = event.fields.get(b"work", b"")
-                weight = int(work) if work.isdigit() and len(work) < 16 else None
-                self._roster.free(worker, int(count), event.id, work=weight)
+        for entry, fields in events:
+            kind, count = fields.get(b"event"), digits(fields.get(b"count"))
+            if kind == b"capacity" and count is not None:
+                worker = fields.get(b"worker", b"").decode(errors="replace")
+                self._roster.free(worker, count, entry, work=digits(fields.get(b"work"), 15))
                 self._backlog.tenants.held.wake()
-            elif event.fields.get(b"event") == b"tenants":
-                intake = event.fields.get(b"intake", b"").decode(errors="replace")
+            elif kind == b"tenants":
+                intake = fields.get(b"intake", b"").decode(errors="replace")
                 self._intake.tenants.wake(intake)
             else:
                 self._roster.mark_stale()

@@ -273,7 +273,7 @@ class TestEvents:
 
     def hear(self, intake: Intake) -> list[str]:
         _, events = intake.read(0, 0)
-        return [event.id for event in events]
+        return [entry for entry, _ in events]
 
     @pytest.mark.parametrize("count", [1, LOOK_AHEAD, 3 * LOOK_AHEAD])
     def test_a_new_leader_reads_all_events_that_are_left(
