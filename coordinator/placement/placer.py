@@ -66,7 +66,8 @@ class Placer:
         self.patience_s = math.inf
         if self._settings.static or not self._roster.hosts:
             return
-        self._begin_term(token)
+        if token != self._token:  # another may have led meanwhile, and sent other commands
+            self._token, self._pending = token, ()
         demands = [one for one in self._dispatcher.demands() if self._is_running(one.model)]
         if demands:
             self.patience_s = PAUSE_S
@@ -80,11 +81,6 @@ class Placer:
     def _is_running(self, model: str) -> bool:
         """Whether operators have paused neither the model nor everything."""
         return self._roster.desired_states.is_running("", model)
-
-    def _begin_term(self, token: str) -> None:
-        """Another may have led meanwhile, and sent other commands."""
-        if token != self._token:
-            self._token, self._pending = token, ()
 
     def _is_due(self, demands: Sequence[Demand]) -> bool:
         """Whether the pause is over, the roster was read again, or a new model has requests."""

@@ -51,7 +51,9 @@ class FailoverDetector:
         try:
             info = self._info()
         except redis.exceptions.NoPermissionError as error:
-            self._warn(error)
+            if not self._seen:  # once: permissions do not change often
+                log.warning("a failover that loses writes will not be noticed: %s", error)
+                self._seen = ("not permitted",)
             return False
         server, replication = str(info.get("run_id", "")), str(info.get("master_replid", ""))
         if not server or (token, server, replication) == self._seen:
@@ -80,12 +82,6 @@ class FailoverDetector:
         pipeline.info("server", "stats", "replication", "cluster")
         _, info = pipeline.execute()
         return dict(info)
-
-    def _warn(self, error: redis.RedisError) -> None:
-        """Once: permissions do not change often."""
-        if not self._seen:
-            log.warning("a failover that loses writes will not be noticed: %s", error)
-            self._seen = ("not permitted",)
 
 
 class ClockSteps:
