@@ -191,15 +191,13 @@ def restored(desired_state: DesiredState) -> DesiredState:
 
     A scope that an operator has suspended meanwhile stays suspended.
     """
-    if desired_state.trial is None:
+    trial, run_state = desired_state.trial, desired_state.run_state
+    if trial is None:
         return desired_state
-    run_state = (
-        desired_state.trial.run_state
-        if desired_state.run_state == "PAUSED"
-        else desired_state.run_state
-    )
+    if run_state == "PAUSED":
+        run_state = trial.run_state
     before = msgspec.structs.replace(
-        desired_state, run_state=run_state, weights=desired_state.trial.weights, trial=None
+        desired_state, run_state=run_state, weights=trial.weights, trial=None
     )
     return _running(before) if run_state == "RUNNING" else before
 
