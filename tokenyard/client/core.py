@@ -184,7 +184,9 @@ class ClientCore:
             if (repeat_at and now >= give_up) or self.state.is_closed:
                 raise WaitTimeout(f"no coordinator has cancelled request {request_id!r} yet")
             if now >= repeat_at:
-                yield from self._ask_leader(request_id)
+                keys, client_id = self.state.keys, self.state.client_id
+                if not (yield scripts.request_cancel(keys, client_id, request_id)):
+                    raise WaitTimeout("too many cancels wait for a coordinator; try again later")
                 repeat_at = now + _REPEAT_S
             yield Delay(pause_s)
             pause_s = min(2 * pause_s, _MAX_POLL_S)
@@ -193,12 +195,6 @@ class ClientCore:
             return Cancellation.OVER
         yield from self._catch_up(request_id)
         return Cancellation.CANCELLED if before else Cancellation.CANCELLED_BEFORE_ARRIVAL
-
-    def _ask_leader(self, request_id: str) -> Steps[None]:
-        state = self.state
-        is_kept = yield scripts.request_cancel(state.keys, state.client_id, request_id)
-        if not is_kept:
-            raise WaitTimeout("too many cancels wait for a coordinator; try again later")
 
     def _place(self, request_id: str) -> Steps[tuple[str, str]]:
         """State and place of a request, from its ledger."""
