@@ -67,7 +67,8 @@ class Dispatcher:
         self._first = ""  # the model that was served first in the last turn
         self._patience_ms = 0
         self._defers = False
-        self._has_missed = False  # an entry of the backlog was gone
+        #: Whether an entry of the backlog was gone in the last turn; see `LedgerReconciler`.
+        self.has_missed = False
         self._reads_capacity_at = 0.0  # monotonic; also while nothing waits
         self.rate = ServiceRate()
         self._waits = WaitReasons()
@@ -77,6 +78,7 @@ class Dispatcher:
 
         It waits for something to read unless there is more to do.
         """
+        self.has_missed = False
         self._waits.begin(self._roster.broker_time.now_ms)
         room = self._room() if may_place else 0
         patience_ms = min(block_ms, self._patience_ms)
@@ -209,33 +211,23 @@ class Dispatcher:
         if queued:
             self.refuse(token, queued, refused)
         else:
-            self._answer(token, entry, entry.id, refused)
+            self._answer(token, entry, refused)
 
     def refuse(self, token: str, queued: QueuedRequest, refused: Refused) -> None:
         """Refuse a request of the backlog."""
         self._drop(queued)
         self._spans.ended(queued, self._roster.broker_time.now_ms, error=str(refused.code))
-        self._answer(token, queued, queued.entry, refused, queued.model)
-
-    def take_missed(self) -> bool:
-        """Whether an entry was gone since the last call; see `LedgerReconciler`."""
-        has_missed, self._has_missed = self._has_missed, False
-        return has_missed
+        self._answer(token, queued, refused)
 
     def _drop(self, queued: QueuedRequest) -> None:
         """Forget a request that was not dispatched."""
         self._backlog.remove(queued)
         self._selection.settle(queued, None)
 
-    def _answer(
-        self,
-        token: str,
-        waiting: Entry | QueuedRequest,
-        entry: str,
-        refused: Refused,
-        model: str = "",
-    ) -> None:
-        intake = waiting.intake
+    def _answer(self, token: str, waiting: Entry | QueuedRequest, refused: Refused) -> None:
+        intake, entry, model = waiting.intake, waiting.id, ""
+        if isinstance(waiting, QueuedRequest):
+            entry, model = waiting.entry, waiting.model
         log.info("refused %s/%s: %s", refused.client, refused.id, refused.message)
         reply = refusal(refused, refused.code, refused.message, published=waiting.published)
         reason = f"{refused.code}: {refused.message}" if refused.is_dead else ""
@@ -352,10 +344,9 @@ class Dispatcher:
                 self._intake.tenants.hold(queued.tenant)
                 continue
             self._drop(queued)
-            self._has_missed = self._has_missed or code is Dispatched.GONE
+            self.has_missed = self.has_missed or code is Dispatched.GONE
             if code is Dispatched.REUSED:
-                refused = refuse(queued, Code.ID_REUSED, reused(queued.id))
-                self._answer(token, queued, queued.entry, refused, queued.model)
+                self._answer(token, queued, refuse(queued, Code.ID_REUSED, reused(queued.id)))
         for worker, items in by_worker.items():
             self._note_dispatched(worker, items)
 

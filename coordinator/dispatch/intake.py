@@ -57,7 +57,8 @@ class Intake:
         self._spoilable = (yard.keys.arrivals, yard.keys.cancelling)
         self._audits: dict[IntakeClass, BacklogReconciler] = {}
         self._next_audit = 0.0  # not before (monotonic)
-        self._is_cancelling = False
+        #: Whether the last read had requests for cancels by clients; see `CancelRequests`.
+        self.is_cancelling = False
 
     def read(
         self, room: int, block_ms: int, *, with_capacity: bool = True
@@ -94,6 +95,7 @@ class Intake:
     ) -> tuple[list[Entry], list[tuple[str, Fields]]]:
         entries: list[Entry] = []
         events: list[tuple[str, Fields]] = []
+        self.is_cancelling = False
         for stream, items in answer:
             key, ids = stream.decode(), [item.decode() for item, _ in items]
             if key not in self._spoilable or position(ids[-1])[0] < FAR_FUTURE_MS:
@@ -105,7 +107,7 @@ class Intake:
                     if not self.backlog.get(name, entry)  # read again, see `compare`
                 ]
             elif key == self._yard.keys.cancelling:
-                self._is_cancelling = True
+                self.is_cancelling = True
             else:
                 if key == self._yard.keys.arrivals:
                     self._note_arrivals(ids, count)
@@ -118,11 +120,6 @@ class Intake:
             self.tenants.miss()
         if position(ids[-1])[0] >= FAR_FUTURE_MS:
             self._yard.connection.delete(self._yard.keys.arrivals)
-
-    def take_cancelling(self) -> bool:
-        """Whether clients have requested cancels since the last call; see `CancelRequests`."""
-        is_cancelling, self._is_cancelling = self._is_cancelling, False
-        return is_cancelling
 
     def read_again(self) -> None:
         """Clear the backlog: all of it waits, and is read from there."""
