@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from tokenyard.protocol.streams import readable
+from tokenyard.protocol.streams import decoded, readable
 
 #: Megatron Core's control signals, and one for new weights. DRAIN and STOP end worker processes
 #: and change no desired state, see `tokenyard.ops.control`.
@@ -274,10 +274,7 @@ def decode_desired(fields: Mapping[bytes, bytes]) -> DesiredStates:
 
 def parse_order(fields: Mapping[bytes, bytes]) -> Order | None:
     """The order of an entry; None where it has none that this version can read."""
-    try:
-        return _order_decoder.decode(fields.get(b"signal", b""))
-    except msgspec.MsgspecError:
-        return None
+    return decoded(fields.get(b"signal", b""), _order_decoder.decode)
 
 
 # Commands to workers, and their acknowledgements.
@@ -325,7 +322,4 @@ decode_acknowledgement: Final = msgspec.json.Decoder(Acknowledgement).decode
 
 def parse_command(fields: Mapping[bytes, bytes]) -> Command | None:
     """The command of an entry; None where it has none that this version can read."""
-    try:
-        return _command_decoder.decode(fields.get(b"command", b""))
-    except msgspec.MsgspecError:
-        return None
+    return decoded(fields.get(b"command", b""), _command_decoder.decode)
