@@ -15,7 +15,6 @@ from coordinator.roster import Roster, RosterMember
 from coordinator.routing.selection import ScheduleWriter
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
-from tokenyard.protocol.control import Command
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.scripts import Scripts
 
@@ -113,16 +112,13 @@ class Placer:
 
     def _carry_out(self, token: str, placement: Placement) -> None:
         for command in placement.commands:
-            self._command(token, command)
+            self._scripts.command(command, token)
+            self._counts.swaps += 1
+            log.info("%s is to load %s: %s", command.worker, command.model, command.why)
+            if self._record:
+                name = self._roster.members[command.worker].info.name
+                self._record.write_placing(command, name)
         self._pending = placement.pending
         for model, reason in placement.hopeless.items():
             log.warning("no worker for %s: %s", model, reason)
             self._dispatcher.fail_model(token, model, reason)
-
-    def _command(self, token: str, command: Command) -> None:
-        self._scripts.command(command, token)
-        self._counts.swaps += 1
-        log.info("%s is to load %s: %s", command.worker, command.model, command.why)
-        if self._record:
-            name = self._roster.members[command.worker].info.name
-            self._record.write_placing(command, name)

@@ -109,7 +109,9 @@ class ClockSteps:
         # Everybody who lives has renewed a lease by the new clock since an old step.
         ahead_ms = step_ms if step_ms > 0 and age_ms < longest_ms else 0.0
         if step_ms or self._is_new:
-            self._correct_leases(token, ahead_ms, longest_ms)
+            count = _AT_ONCE
+            while count == _AT_ONCE:
+                count = self._scripts.shift_leases(token, ahead_ms, longest_ms, _AT_ONCE)
             self._is_new = False
         if not step_ms:
             return False
@@ -117,11 +119,6 @@ class ClockSteps:
         log.warning("the broker's clock was set %s by %.1f s", way, abs(step_ms) / 1000)
         self._steps.append((step_ms, self._newest(list(intakes))))
         return True
-
-    def _correct_leases(self, token: str, ahead_ms: float, longest_ms: int) -> None:
-        count = _AT_ONCE
-        while count == _AT_ONCE:
-            count = self._scripts.shift_leases(token, ahead_ms, longest_ms, _AT_ONCE)
 
     def _newest(self, intakes: list[str]) -> dict[str, tuple[int, int]]:
         pipeline = self._yard.connection.pipeline(transaction=False)
