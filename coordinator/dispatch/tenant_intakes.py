@@ -55,10 +55,7 @@ class TenantIntakes:
         self._held = backlog.tenants.held
         self._max_held = settings.max_held
         self._streams = TenantStreams(yard.keys, backlog, settings)
-        self._described: set[str] = set()  # tenants whose settings and counts are fresh
-        self._described_at = 0.0  # the first of these (monotonic)
-        self._depth = 1  # see `look_behind`
-        self._cursor = PAGE  # where the page behind the first begins
+        self._described_at = 0.0  # the first tenant of `_described` (monotonic)
         # Intakes to compare with the backlog, now and later.
         self._to_check: list[str] = []
         self._unchecked: list[str] = []
@@ -69,9 +66,9 @@ class TenantIntakes:
         """Forget everything; the backlog is empty, too."""
         self._shares.clear()
         self._streams.clear()
-        self._described.clear()
-        self._depth = 1
-        self._cursor = PAGE
+        self._described: set[str] = set()  # tenants whose settings and counts are fresh
+        self._depth = 1  # see `look_behind`
+        self._cursor = PAGE  # where the page behind the first begins
         #: Whether somebody is in line; True until the line was read.
         self.is_in_use = True
         self._looks_behind = True
