@@ -232,10 +232,10 @@ class Coordinator:
         self._rescuer.run_once(token)
         self._trial_monitor.run_once(token)
         self._sweeper.run_once()
-        if self._dispatcher.take_missed():
+        if self._dispatcher.has_missed:
             self._reconciler.hurry()
         self._reconciler.run_once(token)
-        self._cancels.run_once(is_woken=self._intake.take_cancelling())
+        self._cancels.run_once(is_woken=self._intake.is_cancelling)
         self._follow_tenants(token)
         self._recorder.run_once(token)
         self._usage_pruner.run_once(token)

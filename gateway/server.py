@@ -97,7 +97,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
         if endpoint is not None:
             endpoint.stop()
         await models.stop()
-        await health.stop()
+        await health.loop.stop()
         await queue.stop()
         if board is not None:
             board.close()

@@ -31,7 +31,7 @@ from tokenyard.protocol.errors import Code, quota_exceeded
 from tokenyard.protocol.keys import is_tenant, split_intake
 from tokenyard.protocol.parse import parse_request
 from tokenyard.protocol.settings import CoordinatorSettings
-from tokenyard.protocol.streams import position
+from tokenyard.protocol.streams import digits, position
 from tokenyard.protocol.texts import counted, did_you_mean
 from tokenyard.protocol.wire import Refused, Request, SamplingParams, Unanswerable
 from tokenyard.protocol.worker_info import OutputDefaults
@@ -246,5 +246,4 @@ def read_history(fields: Mapping[bytes, bytes]) -> History:
 
 
 def _count(fields: Mapping[bytes, bytes], name: bytes) -> int:
-    raw = fields.get(name, b"")
-    return int(raw) if raw.isdigit() and len(raw) < 16 else 0
+    return digits(fields.get(name), 15) or 0

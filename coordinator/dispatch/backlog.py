@@ -171,6 +171,10 @@ class Backlog:
 
     def __init__(self, tenants: TenantShares | None = None) -> None:
         self.tenants = tenants or TenantShares()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all requests."""
         #: By intake; those of tenants are there while they have any.
         self._entries: dict[str, dict[str, QueuedRequest]] = {n: {} for n in INTAKE_CLASSES}
         self._count = 0
@@ -241,14 +245,6 @@ class Backlog:
             self._deadlines.discard(key)
             self._backoffs.discard(key)
             self._late.pop(key, None)
-
-    def clear(self) -> None:
-        """Forget all requests."""
-        self._entries = {name: {} for name in INTAKE_CLASSES}
-        self._count = 0
-        self._queues.clear()
-        self._late.clear()
-        self._backoffs, self._deadlines = DelayQueue(), DelayQueue()
 
     def _enqueue(self, queued: QueuedRequest) -> None:
         queue = self._queues.get(queued.model)

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final, cast
 
 from coordinator.dispatch.admission import Admission, refuse, refuse_late, refuse_quota
-from coordinator.dispatch.entries import Entry, WakeupEvent
+from coordinator.dispatch.entries import Entry, Fields
 from coordinator.dispatch.intake import Intake
 from coordinator.dispatch.plan import PlannedDispatch, make_plan
 from coordinator.dispatch.waits import QueueSpans, ServiceRate, WaitReasons
@@ -24,6 +24,7 @@ from tokenyard.protocol.errors import Code, reused
 from tokenyard.protocol.keys import PriorityClass, class_of
 from tokenyard.protocol.replies import refusal
 from tokenyard.protocol.settings import CoordinatorSettings
+from tokenyard.protocol.streams import digits
 from tokenyard.protocol.wire import Refused, Unanswerable
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Answered, Dispatched, Move, Transfer, Transferred
@@ -66,7 +67,8 @@ class Dispatcher:
         self._first = ""  # the model that was served first in the last turn
         self._patience_ms = 0
         self._defers = False
-        self._has_missed = False  # an entry of the backlog was gone
+        #: Whether an entry of the backlog was gone in the last turn; see `LedgerReconciler`.
+        self.has_missed = False
         self._reads_capacity_at = 0.0  # monotonic; also while nothing waits
         self.rate = ServiceRate()
         self._waits = WaitReasons()
@@ -76,6 +78,7 @@ class Dispatcher:
 
         It waits for something to read unless there is more to do.
         """
+        self.has_missed = False
         self._waits.begin(self._roster.broker_time.now_ms)
         room = self._room() if may_place else 0
         patience_ms = min(block_ms, self._patience_ms)
@@ -208,33 +211,23 @@ class Dispatcher:
         if queued:
             self.refuse(token, queued, refused)
         else:
-            self._answer(token, entry, entry.id, refused)
+            self._answer(token, entry, refused)
 
     def refuse(self, token: str, queued: QueuedRequest, refused: Refused) -> None:
         """Refuse a request of the backlog."""
         self._drop(queued)
         self._spans.ended(queued, self._roster.broker_time.now_ms, error=str(refused.code))
-        self._answer(token, queued, queued.entry, refused, queued.model)
-
-    def take_missed(self) -> bool:
-        """Whether an entry was gone since the last call; see `LedgerReconciler`."""
-        has_missed, self._has_missed = self._has_missed, False
-        return has_missed
+        self._answer(token, queued, refused)
 
     def _drop(self, queued: QueuedRequest) -> None:
         """Forget a request that was not dispatched."""
         self._backlog.remove(queued)
         self._selection.settle(queued, None)
 
-    def _answer(
-        self,
-        token: str,
-        waiting: Entry | QueuedRequest,
-        entry: str,
-        refused: Refused,
-        model: str = "",
-    ) -> None:
-        intake = waiting.intake
+    def _answer(self, token: str, waiting: Entry | QueuedRequest, refused: Refused) -> None:
+        intake, entry, model = waiting.intake, waiting.id, ""
+        if isinstance(waiting, QueuedRequest):
+            entry, model = waiting.entry, waiting.model
         log.info("refused %s/%s: %s", refused.client, refused.id, refused.message)
         reply = refusal(refused, refused.code, refused.message, published=waiting.published)
         reason = f"{refused.code}: {refused.message}" if refused.is_dead else ""
@@ -251,18 +244,16 @@ class Dispatcher:
         """How many requests could be placed now, at most a batch."""
         return min(sum(lanes.room for lanes in self._roster.lanes.values()), self._max_batch)
 
-    def _handle_events(self, events: Iterable[WakeupEvent]) -> None:
+    def _handle_events(self, events: Iterable[tuple[str, Fields]]) -> None:
         """Lanes have room again, or the roster changed and must be read again."""
-        for event in events:
-            count = event.fields.get(b"count", b"")
-            if event.fields.get(b"event") == b"capacity" and count.isdigit() and len(count) < 10:
-                worker = event.fields.get(b"worker", b"").decode(errors="replace")
-                work = event.fields.get(b"work", b"")
-                weight = int(work) if work.isdigit() and len(work) < 16 else None
-                self._roster.free(worker, int(count), event.id, work=weight)
+        for entry, fields in events:
+            kind, count = fields.get(b"event"), digits(fields.get(b"count"))
+            if kind == b"capacity" and count is not None:
+                worker = fields.get(b"worker", b"").decode(errors="replace")
+                self._roster.free(worker, count, entry, work=digits(fields.get(b"work"), 15))
                 self._backlog.tenants.held.wake()
-            elif event.fields.get(b"event") == b"tenants":
-                intake = event.fields.get(b"intake", b"").decode(errors="replace")
+            elif kind == b"tenants":
+                intake = fields.get(b"intake", b"").decode(errors="replace")
                 self._intake.tenants.wake(intake)
             else:
                 self._roster.mark_stale()
@@ -353,10 +344,9 @@ class Dispatcher:
                 self._intake.tenants.hold(queued.tenant)
                 continue
             self._drop(queued)
-            self._has_missed = self._has_missed or code is Dispatched.GONE
+            self.has_missed = self.has_missed or code is Dispatched.GONE
             if code is Dispatched.REUSED:
-                refused = refuse(queued, Code.ID_REUSED, reused(queued.id))
-                self._answer(token, queued, queued.entry, refused, queued.model)
+                self._answer(token, queued, refuse(queued, Code.ID_REUSED, reused(queued.id)))
         for worker, items in by_worker.items():
             self._note_dispatched(worker, items)
 

@@ -53,10 +53,3 @@ class Entry(Struct, frozen=True):
     def published(self) -> bytes:
         """Tokens that the readers of a retry have seen, packed."""
         return self.fields.get(b"published", b"") if self.intake == "retry" else b""
-
-
-class WakeupEvent(Struct, frozen=True):
-    """An event of the streams that wake the leader, as it was read."""
-
-    id: str
-    fields: Fields

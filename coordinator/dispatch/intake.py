@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from coordinator.dispatch.backlog import Backlog
-from coordinator.dispatch.entries import BEGIN, Entry, RawEntry, WakeupEvent, pairs
+from coordinator.dispatch.entries import BEGIN, Entry, Fields, RawEntry, pairs
 from coordinator.dispatch.tenant_intakes import TenantIntakes
 from coordinator.dispatch.tenant_shares import TenantShares
 from coordinator.routing.queued_request import QueuedRequest
@@ -57,12 +57,13 @@ class Intake:
         self._spoilable = (yard.keys.arrivals, yard.keys.cancelling)
         self._audits: dict[IntakeClass, BacklogReconciler] = {}
         self._next_audit = 0.0  # not before (monotonic)
-        self._is_cancelling = False
+        #: Whether the last read had requests for cancels by clients; see `CancelRequests`.
+        self.is_cancelling = False
 
     def read(
         self, room: int, block_ms: int, *, with_capacity: bool = True
-    ) -> tuple[list[Entry], list[WakeupEvent]]:
-        """New entries of each class and events; waits for either.
+    ) -> tuple[list[Entry], list[tuple[str, Fields]]]:
+        """New entries of each class, and events by their ids; waits for either.
 
         While the backlog is not full it reads a batch of each class: only what is in the backlog
         can have its turn by model, class and client. Beyond the bound it reads about ``room`` of
@@ -91,9 +92,10 @@ class Intake:
 
     def _sort(
         self, answer: Sequence[tuple[bytes, Sequence[RawEntry]]], count: int
-    ) -> tuple[list[Entry], list[WakeupEvent]]:
+    ) -> tuple[list[Entry], list[tuple[str, Fields]]]:
         entries: list[Entry] = []
-        events: list[WakeupEvent] = []
+        events: list[tuple[str, Fields]] = []
+        self.is_cancelling = False
         for stream, items in answer:
             key, ids = stream.decode(), [item.decode() for item, _ in items]
             if key not in self._spoilable or position(ids[-1])[0] < FAR_FUTURE_MS:
@@ -105,14 +107,11 @@ class Intake:
                     if not self.backlog.get(name, entry)  # read again, see `compare`
                 ]
             elif key == self._yard.keys.cancelling:
-                self._is_cancelling = True
+                self.is_cancelling = True
             else:
                 if key == self._yard.keys.arrivals:
                     self._note_arrivals(ids, count)
-                events += [
-                    WakeupEvent(event, pairs(values))
-                    for event, (_, values) in zip(ids, items, strict=True)
-                ]
+                events += zip(ids, (pairs(values) for _, values in items), strict=True)
         return entries, events
 
     def _note_arrivals(self, ids: Sequence[str], count: int) -> None:
@@ -121,11 +120,6 @@ class Intake:
             self.tenants.miss()
         if position(ids[-1])[0] >= FAR_FUTURE_MS:
             self._yard.connection.delete(self._yard.keys.arrivals)
-
-    def take_cancelling(self) -> bool:
-        """Whether clients have requested cancels since the last call; see `CancelRequests`."""
-        is_cancelling, self._is_cancelling = self._is_cancelling, False
-        return is_cancelling
 
     def read_again(self) -> None:
         """Clear the backlog: all of it waits, and is read from there."""

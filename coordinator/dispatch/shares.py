@@ -9,7 +9,7 @@ others nothing, and saves up nothing.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from typing import cast
 
@@ -77,20 +77,28 @@ class ClassQueue:
         return next(iter(next(iter(self._clients.values())).values())).since_ms
 
 
-class Shares:
-    """Which class is next, of those with requests: each gets its part of `CLASS_WEIGHTS`."""
+class PriorityQueue:
+    """The requests of one tenant, or of all that have none: classes by shares, clients in turn."""
 
     def __init__(self) -> None:
+        self._by_intake: dict[str, ClassQueue] = {}  # one for each class; none is empty
         # When the last request of each class was due, and when the last of all was.
         self._served = dict.fromkeys(CLASS_WEIGHTS, 0.0)
         self._now = 0.0
 
-    def order(self, queues: Mapping[PriorityClass, ClassQueue]) -> Iterator[QueuedRequest]:
-        """The requests of these classes, in the order in which they should be served.
+    def __bool__(self) -> bool:
+        return bool(self._by_intake)
 
-        Nothing changes until `note_served`.
-        """
-        requests = {name: iter(queues[name]) for name in CLASS_WEIGHTS if queues.get(name)}
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        """All requests, in the order in which they should be served."""
+        if len(self._by_intake) == 1:
+            return iter(next(iter(self._by_intake.values())))
+        return self._by_shares()
+
+    def _by_shares(self) -> Iterator[QueuedRequest]:
+        """Each class gets its part of `CLASS_WEIGHTS`; nothing changes until one is served."""
+        queues = {_class_of(name): queue for name, queue in self._by_intake.items()}
+        requests = {name: iter(queues[name]) for name in CLASS_WEIGHTS if name in queues}
         due = {name: self._served[name] + 1 / CLASS_WEIGHTS[name] for name in requests}
         while due:
             name = min(due, key=due.__getitem__)
@@ -101,37 +109,12 @@ class Shares:
             yield queued
             due[name] += 1 / CLASS_WEIGHTS[name]
 
-    def join(self, name: PriorityClass) -> None:
-        """A request has come into a class that had none."""
-        self._served[name] = max(self._served[name], self._now)
-
-    def note_served(self, name: PriorityClass) -> None:
-        """A request of this class was served while other classes had requests."""
-        self._served[name] += 1 / CLASS_WEIGHTS[name]
-        self._now = self._served[name]
-
-
-class PriorityQueue:
-    """The requests of one tenant, or of all that have none: classes by shares, clients in turn."""
-
-    def __init__(self) -> None:
-        self._by_intake: dict[str, ClassQueue] = {}  # one for each class; none is empty
-        self._shares = Shares()
-
-    def __bool__(self) -> bool:
-        return bool(self._by_intake)
-
-    def __iter__(self) -> Iterator[QueuedRequest]:
-        """All requests, in the order in which they should be served."""
-        if len(self._by_intake) == 1:
-            return iter(next(iter(self._by_intake.values())))
-        return self._shares.order({_class_of(name): one for name, one in self._by_intake.items()})
-
     def add(self, queued: QueuedRequest) -> None:
         """Put a request behind those of its class and client."""
         queue = self._by_intake.get(queued.intake)
         if queue is None:
-            self._shares.join(_class_of(queued.intake))
+            name = _class_of(queued.intake)
+            self._served[name] = max(self._served[name], self._now)
             queue = self._by_intake[queued.intake] = ClassQueue()
         queue.add(queued)
 
@@ -140,7 +123,9 @@ class PriorityQueue:
         queue = self._by_intake.get(queued.intake)
         was_here = queue is not None and queue.discard(queued, is_served=is_served)
         if is_served and len(self._by_intake) > 1:
-            self._shares.note_served(_class_of(queued.intake))
+            name = _class_of(queued.intake)
+            self._served[name] += 1 / CLASS_WEIGHTS[name]
+            self._now = self._served[name]
         if was_here and not queue:
             del self._by_intake[queued.intake]
         return was_here

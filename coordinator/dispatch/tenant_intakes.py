@@ -55,10 +55,7 @@ class TenantIntakes:
         self._held = backlog.tenants.held
         self._max_held = settings.max_held
         self._streams = TenantStreams(yard.keys, backlog, settings)
-        self._described: set[str] = set()  # tenants whose settings and counts are fresh
-        self._described_at = 0.0  # the first of these (monotonic)
-        self._depth = 1  # see `look_behind`
-        self._cursor = PAGE  # where the page behind the first begins
+        self._described_at = 0.0  # the first tenant of `_described` (monotonic)
         # Intakes to compare with the backlog, now and later.
         self._to_check: list[str] = []
         self._unchecked: list[str] = []
@@ -69,9 +66,9 @@ class TenantIntakes:
         """Forget everything; the backlog is empty, too."""
         self._shares.clear()
         self._streams.clear()
-        self._described.clear()
-        self._depth = 1
-        self._cursor = PAGE
+        self._described: set[str] = set()  # tenants whose settings and counts are fresh
+        self._depth = 1  # see `look_behind`
+        self._cursor = PAGE  # where the page behind the first begins
         #: Whether somebody is in line; True until the line was read.
         self.is_in_use = True
         self._looks_behind = True
@@ -133,24 +130,14 @@ class TenantIntakes:
         self._note_unread(empty)
         return entries
 
-    def describe(self, names: Iterable[str]) -> None:
-        """Read the settings of tenants that may not be in line: a retry is charged to one, too."""
-        strange = [name for name in names if name and name not in self._described]
-        if not strange:
-            return
-        ask = [("HMGET", self._yard.keys.tenant(name), *_COUNTS) for name in strange]
-        *counts, packed = ask_all(
-            self._yard.connection, [*ask, ("HMGET", self._yard.keys.tenants, *strange)]
-        )
-        self._set(strange, packed)
-        self._count(strange, counts)
-
     def charge(self, plan: Sequence[PlannedDispatch]) -> Sequence[Charge | None]:
         """What each request is charged; at no cost without tenants."""
         names = {item.queued.tenant for item in plan}
         if not self._shares.first and names == {""}:
             return [None] * len(plan)
-        self.describe(names)
+        # A tenant may not be in line: a retry is charged to one, too.
+        strange = [name for name in names if name and name not in self._described]
+        self._ask((), strange, strange)
         return [self._shares.charge(item.queued) for item in plan]
 
     def _is_known(self, tenant: str) -> bool:
@@ -216,6 +203,12 @@ class TenantIntakes:
         ]
         counted = list({*strange, *limited, *self._held.next_page(PAGE)})
         reads = self._streams.commands(parts)
+        return self._streams.take(parts, self._ask(reads, strange, counted))
+
+    def _ask(
+        self, reads: Sequence[Command], strange: Sequence[str], counted: Sequence[str]
+    ) -> list[Any]:
+        """The answers to some reads; with them, read settings of tenants, and counts of others."""
         commands = [*reads, *(("HMGET", self._yard.keys.tenant(one), *_COUNTS) for one in counted)]
         if strange:
             commands.append(("HMGET", self._yard.keys.tenants, *strange))
@@ -223,7 +216,7 @@ class TenantIntakes:
         if strange:
             self._set(strange, answers.pop())
         self._count(counted, answers[len(reads) :])
-        return self._streams.take(parts, answers[: len(reads)])
+        return answers[: len(reads)]
 
     def _set(self, names: Sequence[str], packed: Sequence[bytes | None]) -> None:
         """Keep the settings of these tenants."""

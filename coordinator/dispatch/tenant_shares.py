@@ -52,6 +52,14 @@ class TenantShares:
     def __init__(self, *, input_weight: float = 1.0, output_weight: float = 2.0) -> None:
         self._input_weight = input_weight
         self._output_weight = output_weight
+        #: Tenants that run as many requests as they may.
+        self.held = HeldTenants()
+        #: What the plan of this turn charges so far.
+        self.planned: defaultdict[str, float] = defaultdict(float)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, as in a new term."""
         self._services: dict[str, float] = {}
         self._states: dict[str, TenantState] = {}
         #: The first of the line with their service, as just read; empty while nobody is in line.
@@ -60,18 +68,7 @@ class TenantShares:
         self.has_more = False
         #: Tenants of the first with requests in Redis that were not read yet.
         self.unread: set[str] = set()
-        #: Tenants that run as many requests as they may.
-        self.held = HeldTenants()
-        #: What the plan of this turn charges so far.
-        self.planned: defaultdict[str, float] = defaultdict(float)
-
-    def clear(self) -> None:
-        """Forget everything, as in a new term."""
-        self._services.clear()
-        self._states.clear()
-        self.unread.clear()
         self.held.clear()
-        self.see({}, has_more=False)
 
     def see(self, first: Mapping[str, float], *, has_more: bool) -> bool:
         """The first of the line, the least service first; whether others had to be forgotten."""

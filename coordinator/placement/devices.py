@@ -226,7 +226,7 @@ class PlacementState:
 
     def is_pinned(self, holder: ModelHolder, given: int = 0) -> bool:
         """Whether its pinned model would have too few workers without it and ``given`` more."""
-        pin = self.catalog.pin(holder.model)
+        pin = self.catalog.pins[holder.model]
         return pin > 0 and self.serving[holder.model] - given <= pin
 
     def has_swapped(self, holder: ModelHolder, model: str) -> bool:

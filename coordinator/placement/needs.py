@@ -94,11 +94,12 @@ class Catalog:
         self._share = max_swap_share
         self._waits: dict[str, float] = {}
         self._offers: dict[str, dict[str, ModelInfo]] = {}  # by model and controller
-        self._pins: Counter[str] = Counter()
+        #: The number of workers that always hold each model.
+        self.pins: Counter[str] = Counter()
         for controller, host in sorted(hosts.items()):
             for info in host.models:
                 self._offers.setdefault(info.name, {})[controller] = info
-                self._pins[info.name] = max(info.pin, self._pins[info.name])
+                self.pins[info.name] = max(info.pin, self.pins[info.name])
 
     def offers(self, model: str) -> Mapping[str, ModelInfo]:
         """The hosts that may load a model, by controller."""
@@ -108,14 +109,6 @@ class Catalog:
         """The hosts among them that have enough devices for it."""
         offers = self.offers(model).items()
         return {name: info for name, info in offers if info.ranks <= self.hosts[name].devices}
-
-    def pins(self) -> Mapping[str, int]:
-        """The number of workers that always hold a model, for models with such a number."""
-        return {model: pin for model, pin in self._pins.items() if pin}
-
-    def pin(self, model: str) -> int:
-        """The number of workers that always hold it."""
-        return self._pins[model]
 
     def load_s(self, model: str, controller: str = "") -> float:
         """How long its last load took, there or on the quickest host; 0 where that is unknown."""
@@ -202,7 +195,7 @@ def needs(
 
 
 def _pinned_needs(supplies: Mapping[str, Supply], catalog: Catalog) -> Iterator[Need]:
-    for model, pin in catalog.pins().items():
+    for model, pin in catalog.pins.items():
         if supplies.get(model, Supply()).workers < pin:
             yield Need(model, f"{counted(pin, 'worker')} should always hold it", Reach.IDLE)
 

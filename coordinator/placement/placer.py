@@ -15,7 +15,6 @@ from coordinator.roster import Roster, RosterMember
 from coordinator.routing.selection import ScheduleWriter
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
-from tokenyard.protocol.control import Command
 from tokenyard.protocol.settings import CoordinatorSettings
 from tokenyard.scripts import Scripts
 
@@ -66,7 +65,8 @@ class Placer:
         self.patience_s = math.inf
         if self._settings.static or not self._roster.hosts:
             return
-        self._begin_term(token)
+        if token != self._token:  # another may have led meanwhile, and sent other commands
+            self._token, self._pending = token, ()
         demands = [one for one in self._dispatcher.demands() if self._is_running(one.model)]
         if demands:
             self.patience_s = PAUSE_S
@@ -80,11 +80,6 @@ class Placer:
     def _is_running(self, model: str) -> bool:
         """Whether operators have paused neither the model nor everything."""
         return self._roster.desired_states.is_running("", model)
-
-    def _begin_term(self, token: str) -> None:
-        """Another may have led meanwhile, and sent other commands."""
-        if token != self._token:
-            self._token, self._pending = token, ()
 
     def _is_due(self, demands: Sequence[Demand]) -> bool:
         """Whether the pause is over, the roster was read again, or a new model has requests."""
@@ -117,16 +112,13 @@ class Placer:
 
     def _carry_out(self, token: str, placement: Placement) -> None:
         for command in placement.commands:
-            self._command(token, command)
+            self._scripts.command(command, token)
+            self._counts.swaps += 1
+            log.info("%s is to load %s: %s", command.worker, command.model, command.why)
+            if self._record:
+                name = self._roster.members[command.worker].info.name
+                self._record.write_placing(command, name)
         self._pending = placement.pending
         for model, reason in placement.hopeless.items():
             log.warning("no worker for %s: %s", model, reason)
             self._dispatcher.fail_model(token, model, reason)
-
-    def _command(self, token: str, command: Command) -> None:
-        self._scripts.command(command, token)
-        self._counts.swaps += 1
-        log.info("%s is to load %s: %s", command.worker, command.model, command.why)
-        if self._record:
-            name = self._roster.members[command.worker].info.name
-            self._record.write_placing(command, name)

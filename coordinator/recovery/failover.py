@@ -51,7 +51,9 @@ class FailoverDetector:
         try:
             info = self._info()
         except redis.exceptions.NoPermissionError as error:
-            self._warn(error)
+            if not self._seen:  # once: permissions do not change often
+                log.warning("a failover that loses writes will not be noticed: %s", error)
+                self._seen = ("not permitted",)
             return False
         server, replication = str(info.get("run_id", "")), str(info.get("master_replid", ""))
         if not server or (token, server, replication) == self._seen:
@@ -81,12 +83,6 @@ class FailoverDetector:
         _, info = pipeline.execute()
         return dict(info)
 
-    def _warn(self, error: redis.RedisError) -> None:
-        """Once: permissions do not change often."""
-        if not self._seen:
-            log.warning("a failover that loses writes will not be noticed: %s", error)
-            self._seen = ("not permitted",)
-
 
 class ClockSteps:
     """The steps that one coordinator has noticed."""
@@ -113,7 +109,9 @@ class ClockSteps:
         # Everybody who lives has renewed a lease by the new clock since an old step.
         ahead_ms = step_ms if step_ms > 0 and age_ms < longest_ms else 0.0
         if step_ms or self._is_new:
-            self._correct_leases(token, ahead_ms, longest_ms)
+            count = _AT_ONCE
+            while count == _AT_ONCE:
+                count = self._scripts.shift_leases(token, ahead_ms, longest_ms, _AT_ONCE)
             self._is_new = False
         if not step_ms:
             return False
@@ -121,11 +119,6 @@ class ClockSteps:
         log.warning("the broker's clock was set %s by %.1f s", way, abs(step_ms) / 1000)
         self._steps.append((step_ms, self._newest(list(intakes))))
         return True
-
-    def _correct_leases(self, token: str, ahead_ms: float, longest_ms: int) -> None:
-        count = _AT_ONCE
-        while count == _AT_ONCE:
-            count = self._scripts.shift_leases(token, ahead_ms, longest_ms, _AT_ONCE)
 
     def _newest(self, intakes: list[str]) -> dict[str, tuple[int, int]]:
         pipeline = self._yard.connection.pipeline(transaction=False)

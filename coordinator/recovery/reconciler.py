@@ -25,7 +25,7 @@ from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, split_intake
 from tokenyard.protocol.leader_reports import LAST, LAST_FOUND, Pass
 from tokenyard.protocol.texts import counted
 from tokenyard.scripts import Scripts
-from tokenyard.scripts.answers import LedgerScan, LostRequest
+from tokenyard.scripts.answers import LostRequest
 
 log = logging.getLogger("tokenyard.coordinator.reconciler")
 
@@ -125,7 +125,10 @@ class LedgerReconciler:
         if len(lost) > MOST_ENDED:  # the same part again, which has fewer now
             self._hurries = True
             return
-        self._sum_up(look)
+        self._totals.ledgers += look.ledgers
+        self._totals.tokens += look.tokens
+        self._totals.counts.append(look.queued_tokens)
+        self._cursor = look.cursor
         if not look.cursor:
             self._conclude(token)
 
@@ -161,13 +164,6 @@ class LedgerReconciler:
         self._counts.answered("", _class_of(one), Code.ENTRY_LOST, is_dead=False)
         place = f"entry {one.entry or '?'} is not in {one.where or '?'}"
         log.info("ended %s/%r as ENTRY_LOST: %s", one.client, one.request_id, place)
-
-    def _sum_up(self, look: LedgerScan) -> None:
-        totals = self._totals
-        totals.ledgers += look.ledgers
-        totals.tokens += look.tokens
-        totals.counts.append(look.queued_tokens)
-        self._cursor = look.cursor
 
     def _conclude(self, token: str) -> None:
         """A pass is over: correct the count of queued tokens, and report what was found."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from coordinator.roster import Roster
@@ -14,8 +13,7 @@ from coordinator.routing.suspicion import CrashAnalysis, read_mark
 from coordinator.telemetry.counts import CoordinatorCounts
 from tokenyard import clock
 from tokenyard.broker.direct import ask_all
-from tokenyard.protocol.errors import InvalidRequest
-from tokenyard.protocol.parse import unfold
+from tokenyard.protocol.parse import parse_owner
 from tokenyard.protocol.wire import DEFAULT_CLIENT
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.leader import RESCUE_HELD
@@ -28,6 +26,8 @@ BATCH: Final = 100
 GRACE_S: Final = 3.0
 #: A server that was silent for so long counts as a connection that broke, too.
 SILENCE_S: Final = 2.0
+#: Client and id of no request.
+NOBODY: Final = (DEFAULT_CLIENT, "")
 
 
 class Rescuer:
@@ -81,7 +81,8 @@ class Rescuer:
         if state in (RESCUE_HELD, 0):
             return state
         entries: Any = self._yard.connection.xrange(self._yard.keys.lane(worker), count=BATCH)
-        batch = [(entry.decode(), *_client_and_id(fields)) for entry, fields in entries]
+        # One that names nobody, such as a cancellation, is only taken off the lane.
+        batch = [(entry.decode(), *(parse_owner(fields) or NOBODY)) for entry, fields in entries]
         trials = self._analysis(worker).trials([entry for entry, _, _ in batch])
         member = self._roster.members.get(worker)
         base_model = member.info.model if member else ""
@@ -106,11 +107,3 @@ class Rescuer:
                 read_mark(mark), length=length, max_num_seqs=most
             )
         return self._analyses[worker]
-
-
-def _client_and_id(fields: Mapping[bytes, bytes]) -> tuple[str, str]:
-    """Client and id of the request in a lane entry."""
-    with contextlib.suppress(InvalidRequest):
-        fields = unfold(fields)
-    client = fields.get(b"client", b"").decode(errors="replace") or DEFAULT_CLIENT
-    return client, fields.get(b"id", b"").decode(errors="replace")

@@ -69,7 +69,6 @@ class Sweeper:
             "low": math.ceil(most * settings.max_low_share),
         }
         self._answer = answer
-        self._is_behind = False  # more clients may have disappeared
         self._cursors: dict[IntakeClass, str] = dict.fromkeys(INTAKE_CLASSES, "-")
         self._due = 0.0
         self._acted = 0  # in this round
@@ -89,8 +88,8 @@ class Sweeper:
             if length:
                 self._expire(name)
         self._shed(lengths)
-        self._cancel_abandoned()
-        is_behind = self._is_behind or self._acted >= MOST_ACTED_ON
+        has_more_clients = self._cancel_abandoned()
+        is_behind = has_more_clients or self._acted >= MOST_ACTED_ON
         self._due = 0.0 if is_behind else clock.monotonic() + EVERY_S
 
     @property
@@ -162,11 +161,12 @@ class Sweeper:
         ledger = self._yard.keys.ledger(request.client, request.id)
         return bool(self._yard.connection.exists(ledger))
 
-    def _cancel_abandoned(self) -> None:
+    def _cancel_abandoned(self) -> bool:
+        """Cancel requests of clients that have disappeared; whether there may be more of those."""
         names = self._scripts.watch_clients(MOST_ACTED_ON, now_ms=self._broker_time.now_ms)
         for raw in names:
             if not self._left:
-                return
+                return True
             client = parse_name(raw)
             if client is None:
                 self._yard.connection.zrem(self._yard.keys.clients, raw)
@@ -175,7 +175,7 @@ class Sweeper:
                 continue
             self._cancel_all(client)
         # Many names without requests must not keep others waiting.
-        self._is_behind = len(names) == MOST_ACTED_ON
+        return len(names) == MOST_ACTED_ON
 
     def _cancel_all(self, client: str) -> None:
         """Cancel the requests of a client that has disappeared, as many as this round may."""

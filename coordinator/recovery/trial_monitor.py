@@ -73,7 +73,7 @@ class TrialMonitor:
             if mark.is_group:
                 self._check(token, worker, mark)
             elif mark.is_kept and not self._is_needed(worker):
-                self._acquit(token, worker, mark, (), keep=False)
+                self._acquit(token, worker, ())
 
     def _is_needed(self, worker: str) -> bool:
         return self._has_suspects(self._roster.members[worker].info.model)
@@ -86,17 +86,10 @@ class TrialMonitor:
             self._trials[worker] = trial = GroupTrial(mark, members, group)
         trial.unproven = self._unproven(worker, trial.unproven)
         if not trial.unproven:
-            self._acquit(token, worker, mark, trial.members, keep=self._is_needed(worker))
+            self._acquit(token, worker, trial.members)
 
-    def _acquit(
-        self,
-        token: str,
-        worker: str,
-        mark: QuarantineMark,
-        members: Sequence[tuple[str, str]],
-        *,
-        keep: bool,
-    ) -> None:
+    def _acquit(self, token: str, worker: str, members: Sequence[tuple[str, str]]) -> None:
+        mark, keep = self._roster.members[worker].mark, self._is_needed(worker)
         if self._scripts.acquit(token, worker, mark.text, members, keep=keep) and members:
             log.info("%s on %s survived", counted(len(members), "suspect"), worker)
         self._trials.pop(worker, None)

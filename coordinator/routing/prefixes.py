@@ -24,26 +24,21 @@ MOST_OF_ALL: Final = 1_000_000
 MOST_SESSIONS: Final = 100_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cache:
-    """What is known of a worker's prefix cache."""
+    """What is known of a worker's prefix cache; two are equal whatever their content is."""
 
     tokens: int = 0  # its size; 0: unknown
     weights: str = ""  # other weights have another cache
-
-
-@dataclass(slots=True)
-class _Known:
-    cache: Cache
     #: When each block was last used; the least recently used first.
-    blocks: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    blocks: OrderedDict[int, int] = field(default_factory=OrderedDict, compare=False)
 
 
 class Prefixes:
     """Remembers which workers were given which prompts recently."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Cache] = {}
         self._sessions: OrderedDict[int, str] = OrderedDict()
         self._clock = 0
 
@@ -54,9 +49,7 @@ class Prefixes:
     def follow(self, caches: Mapping[str, Cache]) -> None:
         """Keep the prefixes of these workers whose caches are still the same; forget others."""
         self._known = {
-            worker: known
-            if (known := self._known.get(worker)) and known.cache == cache
-            else _Known(cache)
+            worker: known if (known := self._known.get(worker)) and known == cache else cache
             for worker, cache in caches.items()
         }
         for known in self._known.values():
@@ -93,8 +86,8 @@ class Prefixes:
             if len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
 
-    def _trim(self, known: _Known) -> None:
-        most = known.cache.tokens // BLOCK_TOKENS or MOST_OF_ONE
+    def _trim(self, known: Cache) -> None:
+        most = known.tokens // BLOCK_TOKENS or MOST_OF_ONE
         most = min(most, MOST_OF_ALL // len(self._known))
         while len(known.blocks) > most:
             known.blocks.popitem(last=False)

@@ -126,9 +126,7 @@ class HistoryRecorder:
         now_ms, now_s = self._roster.broker_time.now_ms, clock.monotonic()
         self._members = self._roster.members
         self._totals = {worker: one.info.tally for worker, one in self._members.items()}
-        self._watched = Watched(
-            now_s, self._totals.copy(), self._ends(), self._deaths(), self._waits()
-        )
+        self._watched = Watched(now_s, self._totals.copy(), *self._counted())
         self._due_s = now_s + (LEAST_MS + EVERY_MS - (now_ms + LEAST_MS) % EVERY_MS) / 1000
 
     def _write(self) -> None:
@@ -145,7 +143,8 @@ class HistoryRecorder:
         before, members = self._watched, self._members.values()
         now_ms = self._roster.broker_time.now_ms
         added = [_added(before.totals.get(one, NOTHING), now) for one, now in self._totals.items()]
-        ends = self._ends() - before.ends
+        ends, dead, wait = self._counted()
+        ends -= before.ends
         living = [one for one in members if one.lease_ms > now_ms]
         return HistorySample(
             at_ms=int(now_ms),
@@ -158,19 +157,15 @@ class HistoryRecorder:
             finished=ends + sum(one.finished for one in added),
             failed=ends + sum(one.failed for one in added),
             tokens=sum(one.tokens for one in added),
-            dead=self._deaths() - before.dead,
+            dead=dead - before.dead,
             ttft=trimmed(summed(one.ttft for one in added if one.ttft)),
-            wait=trimmed(_less(self._waits(), before.wait)),
+            wait=trimmed(_less(wait, before.wait)),
         )
 
-    def _ends(self) -> int:
-        return sum(self._counts.results.values())
-
-    def _deaths(self) -> int:
-        return sum(self._counts.dead.values())
-
-    def _waits(self) -> Sequence[int]:
-        return summed(one.counts for one in self._counts.queue_wait.values())
+    def _counted(self) -> tuple[int, int, Sequence[int]]:
+        """What the coordinator has counted: requests that it answered, dead letters, waits."""
+        waits = summed(one.counts for one in self._counts.queue_wait.values())
+        return self._counts.results.total(), self._counts.dead.total(), waits
 
 
 def _added(before: WorkerTotals, now: WorkerTotals) -> WorkerTotals:

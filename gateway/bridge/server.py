@@ -96,7 +96,7 @@ async def _serve(settings: BridgeSettings) -> None:
             await check.stop()
         if endpoint is not None:
             endpoint.stop()
-        await yard.stop()
+        await yard.loop.stop()
         await queue.stop()
 
 

@@ -37,10 +37,6 @@ class YardHealth:
         await self._look()
         self.loop.start()
 
-    async def stop(self) -> None:
-        """Stop looking."""
-        await self.loop.stop()
-
     @property
     def lost(self) -> str:
         """Why a background task of the gateway is gone; empty while all go on."""

@@ -198,7 +198,7 @@ class YardQueue:
 
     async def cancel(self, client: str, request_id: str, reason: str) -> Cancelled:
         """Cancel a request wherever it is."""
-        code, ledger = Cancelled.MOVED, self.keys.ledger(client, request_id)
+        ledger = self.keys.ledger(client, request_id)
         with contextlib.suppress(TokenyardError):
             for _ in range(scripts.CANCEL_ATTEMPTS):
                 seen = await self.broker.command("HMGET", ledger, *scripts.PLACE_FIELDS)
@@ -210,7 +210,7 @@ class YardQueue:
                 if code is not Cancelled.MOVED:
                     return code
         log.warning("could not cancel %s/%s", client, request_id)
-        return code
+        return Cancelled.MOVED
 
 
 def has_logprobs(request: Request) -> bool:

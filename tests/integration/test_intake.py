@@ -257,13 +257,13 @@ def test_cancels_wake_the_leader_once(yard: IntakeYard) -> None:
     yard.connection.xadd(yard.keys.cancelling, {"client": "ann"})
 
     # I expect a read to end with it, and to say so once,
-    assert not yard.intake.take_cancelling()
+    assert not yard.intake.is_cancelling
     assert yard.intake.read(0, 60_000) == ([], [])
-    assert [yard.intake.take_cancelling() for _ in range(2)] == [True, False]
+    assert yard.intake.is_cancelling
     # and the entry to stay until the cancel is done, without being read again.
     assert yard.connection.xlen(yard.keys.cancelling) == 1
     assert yard.intake.read(0, 0) == ([], [])
-    assert not yard.intake.take_cancelling()
+    assert not yard.intake.is_cancelling
 
 
 class TestEvents:
@@ -273,7 +273,7 @@ class TestEvents:
 
     def hear(self, intake: Intake) -> list[str]:
         _, events = intake.read(0, 0)
-        return [event.id for event in events]
+        return [entry for entry, _ in events]
 
     @pytest.mark.parametrize("count", [1, LOOK_AHEAD, 3 * LOOK_AHEAD])
     def test_a_new_leader_reads_all_events_that_are_left(

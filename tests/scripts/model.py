@@ -155,7 +155,7 @@ class Snapshot:
             for name, item in known.items():
                 pipe.hgetall(keys.ledger(*name))
                 pipe.get(keys.tokens(*name))
-                stream = destination(keys, item.request)
+                stream, _ = destination(keys, item.request)
                 pipe.xrange(keys.reply(*name) if item.is_cancelled_early else stream)
             answers = iter(pipe.execute())
         leases, roster = set(next(answers)), set(next(answers))

@@ -187,7 +187,7 @@ def test_who_reuses_an_id_is_told_on_its_reply_stream(yard: PlayedYard, kept: bo
     request = make_request(stream=True)
     worker = yard.worker()
     yard.emit(worker, yard.assign(worker, request), [5])
-    stream = destination(yard.keys, request)
+    stream, _ = destination(yard.keys, request)
     if not kept:
         yard.connection.delete(stream)
     lifetime_s = yard.ttl_s(stream)

@@ -58,7 +58,7 @@ def test_cancel_of_a_waiting_request_answers_immediately(yard: PlayedYard, kind)
     assert (result.seq, result.tokens) == (0, b"")
     assert yard.intake() == []
     assert yard.queued_tokens() == 0
-    stream = destination(yard.keys, request)
+    stream, _ = destination(yard.keys, request)
     for key in (stream, yard.keys.ledger(request.client, request.id)):
         assert yard.lives_for(key, 10_000)
 

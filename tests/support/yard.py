@@ -224,7 +224,7 @@ class PlayedYard(Yard):
 
     def replies(self, request: Request) -> list[Reply]:
         """All entries of a request's reply stream."""
-        entries = self.connection.xrange(destination(self.keys, request))
+        entries = self.connection.xrange(destination(self.keys, request)[0])
         return [reply for _, fields in entries for reply in decode_replies(fields)]
 
     def published(self, request: Request) -> bytes:

@@ -49,7 +49,10 @@ class Outage:
         return self._backoff.compute(self._failures)
 
     def _log_error(self, error: Exception) -> None:
-        now, cause = clock.monotonic(), _cause(error)
+        now = clock.monotonic()
+        code, what = refused_write(error)
+        # Numbers and hosts in the texts of errors do not distinguish them.
+        cause = error.code if isinstance(error, BrokerNotWritable) else code or type(error).__name__
         if not self._cause:
             self._began = now
         if cause == self._cause and now - self._logged_at < EVERY_S:
@@ -59,7 +62,8 @@ class Outage:
         self._log.warning(
             "%s: %s; trying again%s",
             self._what,
-            _message(error),
+            # Any other error stays an object, so that `tokenyard.process.logs` can add the broker.
+            f"the broker {what}" if what else error,
             since,
             exc_info=None if is_foreseen else error,
         )
@@ -73,18 +77,3 @@ class Outage:
                 "%s: works again after %.0f s", self._what, clock.monotonic() - self._began
             )
             self._cause = ""
-
-
-def _message(error: Exception) -> object:
-    """What is wrong, and what to do where the broker takes no writes.
-
-    Any other error stays an object, so that `tokenyard.process.logs` can add the broker.
-    """
-    what = refused_write(error)[1]
-    return f"the broker {what}" if what else error
-
-
-def _cause(error: Exception) -> str:
-    """Distinguishes errors; numbers and hosts in their texts do not."""
-    code = error.code if isinstance(error, BrokerNotWritable) else refused_write(error)[0]
-    return code or type(error).__name__

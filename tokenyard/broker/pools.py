@@ -93,13 +93,7 @@ class IdleConnections:
 class WaitingPool(redis.BlockingConnectionPool):
     """A pool for threads; ``timeout`` is in seconds, as in redis-py's."""
 
-    def __init__(
-        self,
-        *,
-        max_connections: int = DEFAULT_MAX_CONNECTIONS,
-        timeout: float = DEFAULT_POOL_TIMEOUT_S,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *, max_connections: int, timeout: float, **options: Any) -> None:
         _check(max_connections, timeout)
         bounds = {"max_connections": max_connections, "timeout": timeout}
         super().__init__(queue_class=IdleConnections, **bounds, **options)  # type: ignore[no-untyped-call]
@@ -108,13 +102,7 @@ class WaitingPool(redis.BlockingConnectionPool):
 class AsyncWaitingPool(redis.asyncio.ConnectionPool):
     """A pool for tasks; ``timeout`` is in seconds, as in redis-py's."""
 
-    def __init__(
-        self,
-        *,
-        max_connections: int = DEFAULT_MAX_CONNECTIONS,
-        timeout: float = DEFAULT_POOL_TIMEOUT_S,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *, max_connections: int, timeout: float, **options: Any) -> None:
         _check(max_connections, timeout)
         super().__init__(max_connections=max_connections, **options)
         self._timeout_s = timeout

@@ -77,12 +77,12 @@ class _CheckedOptions:
 
     def template_for(self, request: Request, kind: str) -> RequestTemplate:
         """The template of a request with these options."""
-        key = (kind, request.params is self.silent_params)
-        if request.params is not self.silent_params and request.params is not self.request.params:
+        is_silent = request.params is self.silent_params
+        if not is_silent and request.params is not self.request.params:
             return template_of(request)
-        template = self.templates.get(key)
+        template = self.templates.get((kind, is_silent))
         if template is None:
-            template = self.templates[key] = template_of(request)
+            template = self.templates[kind, is_silent] = template_of(request)
         return template
 
 
@@ -239,10 +239,11 @@ class RequestBuilder:
         refuse_late = bool(options.get("refuse_late"))
         if refuse_late and request.deadline_ms is None:
             raise InvalidRequest("refuse_late", "needs a deadline")
-        bare = msgspec.structs.replace(request, id="", prompt=None, messages=None)
+        own_id = request.id if "id" in options else ""
+        bare = msgspec.structs.replace(request, id=own_id, prompt=None, messages=None)
         silent = msgspec.structs.replace(request.params, detokenize=False)
         return _CheckedOptions(
-            bare if "id" not in options else msgspec.structs.replace(bare, id=request.id),
+            bare,
             SubmissionTerms(
                 priority_class,
                 refuse_late,

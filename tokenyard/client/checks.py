@@ -73,8 +73,7 @@ def check_durability(value: Any) -> Durability:
     """Read the option ``durability``; raises `InvalidRequest`."""
     if value not in LEVELS:
         raise InvalidRequest("durability", f"use one of {', '.join(LEVELS)}")
-    level: Durability = value
-    return level
+    return cast(Durability, value)
 
 
 def canonical(kind: str, prompt: Prompt, request: Request) -> bytes:

@@ -7,7 +7,7 @@ run at the same instant between two operations (the synchronous client holds a l
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 from tokenyard import clock
@@ -15,7 +15,7 @@ from tokenyard.broker.outage import Backoff
 from tokenyard.client.build import RequestBuilder
 from tokenyard.client.handshake import YardInfo, read_yard
 from tokenyard.client.ledger import Cancellation, RequestState, read_status, status_commands
-from tokenyard.client.operations import Ask, Delay, Operation, Steps
+from tokenyard.client.operations import Ask, Delay, Steps
 from tokenyard.client.pending import PendingRequest
 from tokenyard.client.router import ReplyRouter, read_entries
 from tokenyard.client.state import ClientLease, ClientState
@@ -184,7 +184,9 @@ class ClientCore:
             if (repeat_at and now >= give_up) or self.state.is_closed:
                 raise WaitTimeout(f"no coordinator has cancelled request {request_id!r} yet")
             if now >= repeat_at:
-                yield from self._ask_leader(request_id)
+                keys, client_id = self.state.keys, self.state.client_id
+                if not (yield scripts.request_cancel(keys, client_id, request_id)):
+                    raise WaitTimeout("too many cancels wait for a coordinator; try again later")
                 repeat_at = now + _REPEAT_S
             yield Delay(pause_s)
             pause_s = min(2 * pause_s, _MAX_POLL_S)
@@ -193,12 +195,6 @@ class ClientCore:
             return Cancellation.OVER
         yield from self._catch_up(request_id)
         return Cancellation.CANCELLED if before else Cancellation.CANCELLED_BEFORE_ARRIVAL
-
-    def _ask_leader(self, request_id: str) -> Steps[None]:
-        state = self.state
-        is_kept = yield scripts.request_cancel(state.keys, state.client_id, request_id)
-        if not is_kept:
-            raise WaitTimeout("too many cancels wait for a coordinator; try again later")
 
     def _place(self, request_id: str) -> Steps[tuple[str, str]]:
         """State and place of a request, from its ledger."""
@@ -248,14 +244,15 @@ class ClientCore:
         if due:
             yield from state.read_ledgers(due)
         if state.lease.is_due(clock.monotonic()):
-            yield self._renew(state.lease.take_ended(clock.monotonic()))
+            ended = state.lease.take_ended(clock.monotonic())
+            yield scripts.attend(state.keys, state.client_id, ended)
         first_kept = router.trim_from(clock.monotonic())
         if first_kept is not None:
             yield self._trim(first_kept)
 
     def leave(self) -> Steps[None]:
         """Cancel the requests that end with this client, and delete the replies that were read."""
-        lease = self.state.lease
+        state, lease = self.state, self.state.lease
         unfinished = lease.unfinished()[:_MAX_CANCELS]
         if self._may_cancel:
             try:
@@ -265,15 +262,11 @@ class ClientCore:
             except NotPermitted:
                 pass  # the coordinator cancels them once the lease has ended
         if lease.has_any:
-            yield self._renew(lease.take_ended(clock.monotonic()), leaves=True)
-        first_kept = self.state.router.trim_rest(clock.monotonic())
+            ended = lease.take_ended(clock.monotonic())
+            yield scripts.attend(state.keys, state.client_id, ended, lease_ms=0)
+        first_kept = state.router.trim_rest(clock.monotonic())
         if first_kept is not None:
             yield self._trim(first_kept)
-
-    def _renew(self, ended: Sequence[str], *, leaves: bool = False) -> Operation:
-        state = self.state
-        lease_ms = 0 if leaves else scripts.CLIENT_LEASE_MS
-        return scripts.attend(state.keys, state.client_id, ended, lease_ms=lease_ms)
 
     @property
     def _replies(self) -> str:

@@ -23,7 +23,7 @@ from tokenyard.protocol.errors import (
     TokenyardError,
 )
 from tokenyard.protocol.keys import Keys
-from tokenyard.protocol.streams import whole
+from tokenyard.protocol.streams import decoded, whole
 from tokenyard.protocol.wire import WIRE_VERSION
 from tokenyard.protocol.worker_info import WorkerInfo, decode_workers
 from tokenyard.scripts.client import probe
@@ -62,7 +62,7 @@ def read_yard(
             roster = yield Ask(
                 [("HGETALL", keys.workers), ("ZRANGEBYSCORE", keys.leases, "(0", "+inf")]
             )
-            return _read(keys.yard, [leader, about, *roster])
+            return _read(keys.yard, leader, about, *roster)
         left_s = give_up - clock.monotonic()
         if left_s <= 0:
             yield from _expect_writable(keys)
@@ -80,9 +80,8 @@ def _expect_writable(keys: Keys) -> Steps[None]:
         return  # this user may not run the probe
 
 
-def _read(yard: str, answers: list[Any]) -> YardInfo:
+def _read(yard: str, leader: bytes, info: Any, roster: Any, leases: Any) -> YardInfo:
     """Read the answers; raises `ProtocolMismatch`."""
-    leader, info, roster, leases = answers
     protocol = _number(info, b"protocol")
     if protocol != WIRE_VERSION:
         raise ProtocolMismatch(
@@ -93,7 +92,7 @@ def _read(yard: str, answers: list[Any]) -> YardInfo:
         yard=yard,
         protocol=protocol,
         coordinator=leader.decode(errors="replace").partition(":")[2],
-        models=_names(info.get(b"models", b"[]")),
+        models=decoded(info.get(b"models", b"[]"), _names_decoder.decode) or [],
         default_model=info.get(b"default_model", b"").decode(errors="replace"),
         max_num_queued_reqs=_number(info, b"max_num_queued_reqs"),
         max_request_bytes=_number(info, b"max_request_bytes"),
@@ -103,13 +102,6 @@ def _read(yard: str, answers: list[Any]) -> YardInfo:
 
 def _number(info: Mapping[bytes, bytes], name: bytes) -> int:
     return max(0, whole(info.get(name)))
-
-
-def _names(raw: bytes) -> list[str]:
-    try:
-        return _names_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return []
 
 
 def _no_coordinator(yard: str, url: str, timeout_s: float) -> str:

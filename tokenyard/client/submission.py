@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from tokenyard.client.state import ClientState
 from tokenyard.client.window import MapWindow, Numbered
 from tokenyard.protocol import errors
 from tokenyard.protocol.media import Media
+from tokenyard.protocol.packs import in_packs
 from tokenyard.protocol.wire import Request, RequestTemplate, template_of
 from tokenyard.scripts import client as scripts
 from tokenyard.scripts.answers import Acceptance, Submitted
@@ -308,20 +310,17 @@ def durability_error(durability: Durability, answer: Any) -> str:
 
 def bursts(numbered: Iterable[Numbered]) -> Iterator[list[Numbered]]:
     """Group requests, in their order, into bursts that one script call carries."""
-    burst: list[Numbered] = []
-    size, key = 0, None
-    for index, prepared in numbered:
-        own_size = prepared.size + sum(map(len, prepared.media.values()))
-        is_full = len(burst) == _MAX_REQUESTS or size + own_size > _MAX_BYTES
-        shared = prepared.terms, prepared.request.tenant
-        if burst and (is_full or shared != key):
-            yield burst
-            burst, size = [], 0
-        key = shared
-        burst.append((index, prepared))
-        size += own_size
-    if burst:
-        yield burst
+    for _, alike in itertools.groupby(numbered, _shared):
+        yield from in_packs(alike, _size, _MAX_BYTES, _MAX_REQUESTS)
+
+
+def _shared(one: Numbered) -> tuple[SubmissionTerms, str]:
+    return one[1].terms, one[1].request.tenant
+
+
+def _size(one: Numbered) -> int:
+    size, media = one[1].size, one[1].media
+    return size + sum(map(len, media.values())) if media else size  # nearly always there are none
 
 
 def require_valid(

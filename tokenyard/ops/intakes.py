@@ -14,7 +14,7 @@ from tokenyard.protocol.texts import counted
 from tokenyard.protocol.wire import Unanswerable
 from tokenyard.scripts import Scripts
 from tokenyard.scripts.answers import Cancelled
-from tokenyard.scripts.client import CANCEL_ATTEMPTS, cancel, waits_at
+from tokenyard.scripts.client import cancel, waits_at
 from tokenyard.yard.reads import Budget, entries, intake_lengths, intakes
 
 Entry = tuple[str, Mapping[bytes, bytes]]
@@ -96,24 +96,21 @@ def _cancel(yard: Yard, scripts: Scripts, name: str, found: Entry, reason: str) 
     entry, request = found[0], parse_request(found[1])
     if isinstance(request, Unanswerable):
         return "nobodys"
-    for _ in range(CANCEL_ATTEMPTS):
-        ledger = yard.keys.ledger(request.client, request.id)
-        seen: Any = yard.connection.hmget(ledger, "state", "sid", "intake", "entry")
-        if not _waits_here(seen, name, entry):
-            break
-        call = cancel(
-            yard.keys,
-            request.client,
-            request.id,
-            state=(seen[0] or b"").decode(),
-            where=name,
-            entry="" if seen[0] else entry,
-            reason=reason,
-        )
-        code = scripts.call(call)
-        if code is not Cancelled.MOVED:
-            return "cancelled" if code is Cancelled.CANCELLED else "left"
-    return "left"
+    ledger = yard.keys.ledger(request.client, request.id)
+    seen: Any = yard.connection.hmget(ledger, "state", "sid", "intake", "entry")
+    if not _waits_here(seen, name, entry):
+        return "left"
+    call = cancel(
+        yard.keys,
+        request.client,
+        request.id,
+        state=(seen[0] or b"").decode(),
+        where=name,
+        entry="" if seen[0] else entry,
+        reason=reason,
+    )
+    # One that has moved since is not here any more: a request comes back under another entry.
+    return "cancelled" if scripts.call(call) is Cancelled.CANCELLED else "left"
 
 
 def _waits_here(seen: Sequence[bytes | None], name: str, entry: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from tokenyard.protocol.streams import readable
+from tokenyard.protocol.streams import decoded, readable
 
 #: Megatron Core's control signals, and one for new weights. DRAIN and STOP end worker processes
 #: and change no desired state, see `tokenyard.ops.control`.
@@ -191,15 +191,13 @@ def restored(desired_state: DesiredState) -> DesiredState:
 
     A scope that an operator has suspended meanwhile stays suspended.
     """
-    if desired_state.trial is None:
+    trial, run_state = desired_state.trial, desired_state.run_state
+    if trial is None:
         return desired_state
-    run_state = (
-        desired_state.trial.run_state
-        if desired_state.run_state == "PAUSED"
-        else desired_state.run_state
-    )
+    if run_state == "PAUSED":
+        run_state = trial.run_state
     before = msgspec.structs.replace(
-        desired_state, run_state=run_state, weights=desired_state.trial.weights, trial=None
+        desired_state, run_state=run_state, weights=trial.weights, trial=None
     )
     return _running(before) if run_state == "RUNNING" else before
 
@@ -276,10 +274,7 @@ def decode_desired(fields: Mapping[bytes, bytes]) -> DesiredStates:
 
 def parse_order(fields: Mapping[bytes, bytes]) -> Order | None:
     """The order of an entry; None where it has none that this version can read."""
-    try:
-        return _order_decoder.decode(fields.get(b"signal", b""))
-    except msgspec.MsgspecError:
-        return None
+    return decoded(fields.get(b"signal", b""), _order_decoder.decode)
 
 
 # Commands to workers, and their acknowledgements.
@@ -327,7 +322,4 @@ decode_acknowledgement: Final = msgspec.json.Decoder(Acknowledgement).decode
 
 def parse_command(fields: Mapping[bytes, bytes]) -> Command | None:
     """The command of an entry; None where it has none that this version can read."""
-    try:
-        return _command_decoder.decode(fields.get(b"command", b""))
-    except msgspec.MsgspecError:
-        return None
+    return decoded(fields.get(b"command", b""), _command_decoder.decode)

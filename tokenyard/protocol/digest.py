@@ -46,8 +46,8 @@ _KINDS: Final[Mapping[str, bytes]] = {name: f"\0{name}\0".encode() for name in w
 _sorted = msgspec.json.Encoder(order="sorted").encode
 
 
-def _encode(value: Any) -> bytes:
-    """JSON with sorted keys."""
+def canonical_json(value: Any) -> bytes:
+    """JSON with sorted keys, as of chat messages or several inputs."""
     return _sorted(msgspec.to_builtins(value, str_keys=True))
 
 
@@ -76,8 +76,7 @@ class Recipe:
             decisive += [task, query]
         if media:
             decisive.append(dict(media))
-        said = _encode(decisive)
-        self._prefix = blake2b(said, digest_size=_BYTES)
+        self._prefix = blake2b(canonical_json(decisive), digest_size=_BYTES)
 
     def digest(self, kind: str, content: bytes, chat: wire.ChatOptions = wire.PLAIN_CHAT) -> str:
         """The digest with a prompt, given as the name of its field and its canonical value."""
@@ -85,7 +84,7 @@ class Recipe:
         whole.update(_KINDS[kind])
         whole.update(content)
         if chat is not wire.PLAIN_CHAT and chat != wire.PLAIN_CHAT:
-            whole.update(b"\0" + _encode(chat))
+            whole.update(b"\0" + canonical_json(chat))
         return whole.hexdigest()
 
     def digest_of(self, request: wire.Request) -> str:
@@ -112,11 +111,6 @@ def request_digest(request: wire.Request) -> str:
         media=request.media,
     )
     return recipe.digest_of(request)
-
-
-def canonical_json(prompt: Sequence[Any] | None) -> bytes:
-    """Chat messages or several inputs in canonical form."""
-    return _encode(prompt)
 
 
 def entry_digest(fields: Mapping[bytes, bytes]) -> str:

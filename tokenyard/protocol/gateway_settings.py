@@ -82,7 +82,6 @@ class GatewaySettings(HttpSettings):
         return {name: path for name, _, path in pairs}
 
     def _errors(self) -> Iterator[str]:
-        yield from self._http_errors()
         if self.files_url and self.files_dir is not None:
             yield "files_dir, files_url: give one of them"
         if self.files_url and not re.fullmatch("s3://[^/]+(/.*)?", self.files_url):

@@ -71,7 +71,8 @@ class HttpSettings(ProgramSettings):
         except ValueError:
             return self.host == "localhost"
 
-    def _http_errors(self) -> Iterator[str]:
+    def _shared_errors(self) -> Iterator[str]:
+        yield from super(HttpSettings, self)._shared_errors()  # as in `ServiceSettings`
         if self.keys == "off" and not self._is_local:
             yield "keys: may be off on loopback only; leave the setting out, or set host 127.0.0.1"
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -112,7 +113,6 @@ class BoardSettings(HttpSettings):
     wait_s: Positive = 10.0
 
     def _errors(self) -> Iterator[str]:
-        yield from self._http_errors()
         if self.hosts and not self.needs_keys:
             yield (
                 "hosts: without keys everybody who reaches the board is an admin, so it is known on"

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.keys import INTAKE_CLASSES, IntakeClass, Yard
-from tokenyard.protocol.streams import unix_ms, whole
+from tokenyard.protocol.streams import decoded, unix_ms, whole
 
 # The entries of the stream ``history``: figures of a yard over some seconds.
 
@@ -77,21 +77,14 @@ def parse_history(entry: str, fields: Mapping[bytes, bytes]) -> HistorySample:
         waiting={name: _count(told.get(f"{WAITING}{name}")) for name in INTAKE_CLASSES},
         of_tenants=_count(told.get(OF_TENANTS)),
         seconds=float(seconds) if _SECONDS.fullmatch(seconds) else 0.0,
-        ttft=_counts(told.get("ttft", b"")),
-        wait=_counts(told.get("wait", b"")),
+        ttft=decoded(told.get("ttft", b""), _counts_decoder.decode) or (),
+        wait=decoded(told.get("wait", b""), _counts_decoder.decode) or (),
         **{name: _count(told.get(name)) for name in _NUMBERS},
     )
 
 
 def _count(value: bytes | None) -> int:
     return max(0, whole(value))
-
-
-def _counts(packed: bytes) -> Sequence[int]:
-    try:
-        return _counts_decoder.decode(packed)
-    except msgspec.MsgspecError:
-        return ()
 
 
 # How much work waits and runs in a yard, and how many workers that needs: the leader says it.
@@ -172,7 +165,4 @@ class Pass(msgspec.Struct, frozen=True):
 
 def parse_pass(text: str) -> Pass | None:
     """Read an untrusted value; None where it is not valid."""
-    try:
-        return msgspec.json.decode(text, type=Pass)
-    except msgspec.MsgspecError:
-        return None
+    return decoded(text, msgspec.json.Decoder(Pass).decode)

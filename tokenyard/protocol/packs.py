@@ -14,10 +14,12 @@ PACK_BYTES: Final = 64 * 1024
 T = TypeVar("T")
 
 
-def in_packs(items: Iterable[T], size_of: Callable[[T], int], most: int) -> Iterator[list[T]]:
+def in_packs(
+    items: Iterable[T], size_of: Callable[[T], int], most: int, count: int = PACK_INPUTS
+) -> Iterator[list[T]]:
     """Split inputs into packs, each of which becomes one request in the queue.
 
-    A pack has at most `PACK_INPUTS` inputs, whose sizes add up to at most ``most``; a larger input
+    A pack has at most ``count`` inputs, whose sizes add up to at most ``most``; a larger input
     has a pack of its own. The same inputs always make the same packs, so a caller that asks again
     sends the same requests.
     """
@@ -25,7 +27,7 @@ def in_packs(items: Iterable[T], size_of: Callable[[T], int], most: int) -> Iter
     size = 0
     for item in items:
         more = size_of(item)
-        if pack and (len(pack) == PACK_INPUTS or size + more > most):
+        if pack and (len(pack) == count or size + more > most):
             yield pack
             pack, size = [], 0
         pack.append(item)

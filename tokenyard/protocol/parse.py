@@ -25,6 +25,7 @@ from tokenyard.protocol.streams import digits
 from tokenyard.protocol.texts import did_you_mean
 
 T = TypeVar("T")
+Default = TypeVar("Default", int, None)
 
 
 class BadJson(ValueError):
@@ -76,8 +77,8 @@ def read_text(fields: Mapping[bytes, bytes], name: str) -> str:
 
 
 def read_integer(
-    fields: Mapping[bytes, bytes], name: str, default: int, low: int, high: int
-) -> int:
+    fields: Mapping[bytes, bytes], name: str, default: Default, low: int, high: int
+) -> int | Default:
     """A whole number from ``low`` to ``high``."""
     raw = fields.get(name.encode())
     if raw is None:
@@ -497,9 +498,7 @@ def _parse_body(
         client=client,
         tokens=read_tokens(fields) if given == ["tokens"] else None,
         prompt=read_prompt(fields) if given == ["prompt"] else None,
-        messages=read_json(fields, "messages", _objects_decoder, None)
-        if given == ["messages"]
-        else None,
+        messages=read_json(fields, "messages", _objects_decoder, None),
         inputs=read_inputs(fields) if given == ["inputs"] else None,
         model=read_text(fields, "model"),
         params=read_params(fields, defaults) if task == wire.GENERATE else wire.SamplingParams(),
@@ -507,7 +506,9 @@ def _parse_body(
         pooling=read_pooling(fields) if task != wire.GENERATE else wire.PoolingParams(),
         query=read_text(fields, "query"),
         stream=read_flag(fields, "stream"),
-        stream_interval_ms=_read_interval(fields),
+        stream_interval_ms=read_integer(
+            fields, "stream_interval_ms", None, 0, wire.MAX_STREAM_INTERVAL_MS
+        ),
         reply_to=reply_to,
         priority=read_integer(fields, "priority", 0, -(2**31), 2**31 - 1),
         deadline_ms=read_integer(fields, "deadline", 0, 0, 2**53) or None,
@@ -545,12 +546,6 @@ def check_task(request: wire.Request) -> None:
     for at, one in enumerate(request.inputs or ()):
         if task == "score" and not isinstance(one, str):
             raise InvalidRequest(f"inputs[{at}]", "give text: the task score joins it to the query")
-
-
-def _read_interval(fields: Mapping[bytes, bytes]) -> int | None:
-    if b"stream_interval_ms" not in fields:
-        return None
-    return read_integer(fields, "stream_interval_ms", 0, 0, wire.MAX_STREAM_INTERVAL_MS)
 
 
 def parse_assignment(

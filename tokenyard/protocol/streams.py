@@ -13,6 +13,9 @@ T = TypeVar("T")
 #: Characters of an entry's id: two numbers of 64 bits.
 _LONGEST: Final = 41
 
+#: What decoders raise for a value that is not of their type.
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 #: Clients may choose the ids of entries; one of this time or later (ms; the year 2286) is no time.
 FAR_FUTURE_MS: Final = 10**13
 
@@ -39,12 +42,20 @@ def digits(value: bytes | None, most: int = 9) -> int | None:
     return int(value) if value and len(value) <= most and value.isdigit() else None
 
 
+def decoded(raw: bytes | str, decode: Callable[[bytes | str], T]) -> T | None:
+    """What an untrusted value says; None where this version cannot read it."""
+    try:
+        return decode(raw)
+    except _UNREADABLE:
+        return None
+
+
 def readable(
     values: Mapping[bytes, bytes], decode: Callable[[bytes], T]
 ) -> Iterator[tuple[str, T]]:
     """The fields of a hash and their values, without those that this version cannot read."""
     for name, packed in values.items():
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        with contextlib.suppress(*_UNREADABLE):
             yield name.decode(), decode(packed)
 
 

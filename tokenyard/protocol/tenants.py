@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tokenyard.protocol.keys import MAX_TENANT, PriorityClass, is_tenant
-from tokenyard.protocol.streams import digits
+from tokenyard.protocol.streams import decoded, digits
 from tokenyard.protocol.wire import MAX_STREAM_INTERVAL_MS
 
 #: What `is_tenant` asks for.
@@ -74,15 +74,8 @@ def decode_each(fields: Mapping[bytes, bytes]) -> dict[str, TenantSettings | Non
     for raw, packed in sorted(fields.items()):
         name = raw.decode(errors="replace")
         if is_tenant(name):
-            found[name] = _settings(packed)
+            found[name] = decoded(packed, decode_tenant)
     return found
-
-
-def _settings(packed: bytes) -> TenantSettings | None:
-    try:
-        return decode_tenant(packed)
-    except msgspec.MsgspecError:
-        return None
 
 
 # The windows over which a tenant's tokens and refusals are counted; scripts write them.

@@ -250,11 +250,6 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
         return f"{self.tenant}/{self.cache_salt}" if self.tenant or self.cache_salt else ""
 
     @property
-    def kind(self) -> ReplyKind:
-        """Form of its replies: packed frames on the client's stream, or plain entries."""
-        return "frame" if self.reply_to else "flat"
-
-    @property
     def work(self) -> int:
         """Most tokens in and out; those of a text prompt are estimated.
 
@@ -284,11 +279,6 @@ class Refused(Struct, frozen=True):
     message: str
     result_ttl_s: int = DEFAULT_RESULT_TTL_S
     is_dead: bool = False  # also kept as a dead letter
-
-    @property
-    def kind(self) -> ReplyKind:
-        """Form of its reply, as in `Request`."""
-        return "frame" if self.reply_to else "flat"
 
 
 class Unanswerable(Struct, frozen=True):
@@ -428,7 +418,6 @@ def chat_fields(chat: ChatOptions) -> dict[str, bytes | int]:
 class RequestTemplate(Struct, frozen=True):
     """The common part of requests, as `tokenyard.scripts.client.submit` writes it."""
 
-    client: str
     field: str  # that holds the prompt
     common: str  # JSON object: all other fields except the id, as texts
     size: int  # bytes of an entry without the values of its id and prompt
@@ -446,7 +435,7 @@ def template_of(request: Request) -> RequestTemplate:
     }
     common = _encode_json(texts)
     size = len("id") + len(field) + len("common") + len(common)
-    return RequestTemplate(request.client, field, common.decode(), size, request.deadline_ms or 0)
+    return RequestTemplate(field, common.decode(), size, request.deadline_ms or 0)
 
 
 def prompt_field(request: Request) -> PromptField:

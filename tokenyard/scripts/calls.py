@@ -16,7 +16,7 @@ from redis.exceptions import NoPermissionError, NoScriptError
 from tokenyard import clock
 from tokenyard.protocol.errors import ScriptsMissing
 from tokenyard.protocol.keys import Keys, Yard
-from tokenyard.protocol.wire import Refused, Request
+from tokenyard.protocol.wire import Refused, ReplyKind, Request
 
 Arg = bytes | str | int | float
 T = TypeVar("T")
@@ -135,11 +135,11 @@ def script_names() -> tuple[str, ...]:
     return tuple(sorted(file.name[:-4] for file in files if file.name.endswith(".lua")))
 
 
-def destination(keys: Keys, request: Request | Refused) -> str:
-    """The stream that a request's replies go to."""
+def destination(keys: Keys, request: Request | Refused) -> tuple[str, ReplyKind]:
+    """The stream that a request's replies go to, and their form: packed frames or plain entries."""
     if request.reply_to:
-        return f"{keys.prefix}{request.reply_to}"
-    return keys.reply(request.client, request.id)
+        return f"{keys.prefix}{request.reply_to}", "frame"
+    return keys.reply(request.client, request.id), "flat"
 
 
 class Caller:

@@ -217,9 +217,8 @@ class ClientScripts(Caller):
 
     def cancel(self, client: str, request_id: str, reason: str) -> Cancelled:
         """Cancel a request wherever it is; MOVED where it moves faster than its ledger is read."""
-        code = Cancelled.MOVED
+        ledger = self.keys.ledger(client, request_id)
         for _ in range(CANCEL_ATTEMPTS):
-            ledger = self.keys.ledger(client, request_id)
             seen: Any = self.yard.connection.hmget(ledger, *PLACE_FIELDS)
             state, where = place_of(seen)
             code = self.call(
@@ -234,8 +233,8 @@ class ClientScripts(Caller):
                 )
             )
             if code is not Cancelled.MOVED:
-                break
-        return code
+                return code
+        return Cancelled.MOVED
 
     def command(self, command: Command, token: str = "") -> str:
         """Command a worker; returns the command's id.

@@ -140,16 +140,17 @@ class LeaderScripts(Caller):
         but is told of it there.
         """
         client, request_id = request.client, request.id
+        stream, kind = destination(self.keys, request)
         keys = [
             self.keys.leader,
             self.keys.intake(intake),
             self.keys.ledger(client, request_id),
             self.keys.tokens(client, request_id),
-            destination(self.keys, request),
+            stream,
             self.keys.tally,
             self.keys.dead,
         ]
-        args: list[Arg] = [token, intake, entry, request.kind, reply.status or "failed"]
+        args: list[Arg] = [token, intake, entry, kind, reply.status or "failed"]
         args += [request.result_ttl_s, self._reply_maxlen, encode_reply(reply)]
         args += [dead, self._dead_maxlen, digest, reused(request_id), code_of(reply)]
         args.append(encode_reply(refusal_of_reuse(request_id)))

@@ -199,4 +199,4 @@ def _by_destination(keys: Keys, items: Iterable[Publication]) -> Groups:
         whose = (request.reply_to, "") if request.reply_to else (request.client, request.id)
         groups.setdefault(whose, []).append((at, item))
     firsts = [(group[0][1].assignment.request, group) for group in groups.values()]
-    return [((destination(keys, first), first.kind), group) for first, group in firsts]
+    return [(destination(keys, first), group) for first, group in firsts]

@@ -262,7 +262,7 @@ def test_refused_request_is_answered_where_it_asked_to_be() -> None:
         {b"id": b"q1", b"client": b"ann", b"reply_to": b"replies:ann", b"priority": b"x"}
     )
 
-    assert (found.client, found.reply_to, found.kind) == ("ann", "replies:ann", "frame")
+    assert (found.client, found.reply_to) == ("ann", "replies:ann")
 
 
 def test_more_fields_than_a_lane_carries_are_refused() -> None:
