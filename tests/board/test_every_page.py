@@ -26,7 +26,7 @@ def test_every_text_is_shown_as_text(ask: Asking, yard: PlayedYard) -> None:
     for path, page in pages.items():
         assert page.status == 200 or (path not in there and page.status in {400, 404}), path
         assert len(page.body) < MOST_BYTES, path
-        for mark in ("<script>doc", "<img", "<mark>b", "0490"):
+        for mark in ("<script>doc", "<img", "<mark>b", "lt;49"):
             assert mark not in page.body, path
         # A form has to send a name as it is.
         assert moves(re.sub(r'value="[^"]*"', "", page.body)) == [], path
