@@ -27,6 +27,7 @@ from tokenyard.process.extras import installed_vllm
 from tokenyard.process.home import owned_folder
 from tokenyard.process.program import Exit
 from tokenyard.process.running import URL_VARIABLE, YARD_VARIABLE
+from tokenyard.process.settings_options import options_of
 from tokenyard.protocol.errors import PermanentError, SettingsError, StartFailed
 from tokenyard.protocol.gateway_settings import BridgeSettings
 from tokenyard.protocol.wire import GENERATE
@@ -214,13 +215,8 @@ def _front_args(settings: BridgeSettings, model: ServedModel, port: int) -> list
 
 def _bridge_command(settings: BridgeSettings) -> list[str]:
     """The bridge with these settings."""
-    command = [sys.executable, "-m", "gateway.bridge"]
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if field.name not in _BY_VARIABLE and value not in (None, ""):
-            text = ",".join(value) if isinstance(value, tuple) else str(value)
-            command.append(f"--{field.name.replace('_', '-')}={text}")
-    return command
+    names = [one.name for one in dataclasses.fields(settings) if one.name not in _BY_VARIABLE]
+    return [sys.executable, "-m", "gateway.bridge", *options_of(settings, names)]
 
 
 def _bridge_variables(settings: BridgeSettings) -> dict[str, str]:
