@@ -132,19 +132,11 @@ class Delivery(ToProcess):
 
 @dataclass(frozen=True, slots=True)
 class AbortRequests(ToProcess):
-    """``worker`` shall give up the requests of these lane entries."""
+    """``worker`` shall give up the requests of these lane entries, or can no longer publish."""
 
     worker: str
     entries: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Stale(ToProcess):
-    """``worker`` may no longer publish for the request at this lane entry."""
-
-    worker: str
-    entry: str
-    charged: str = ""  # `Aborted.charged`
+    charged: str = ""  # `Aborted.charged` of the only one
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import Scripts
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo, TokenDelta
-from worker.messages import LOCAL, Delivery, LeaseLost, Replies, Stale, ToProcess
+from worker.messages import LOCAL, AbortRequests, Delivery, LeaseLost, Replies, ToProcess
 from worker.models import ModelSpec
 from worker.process.outcomes import Aborted, Outcome, Run, delta_reply, merge, result_reply
 from worker.process.publisher import Publisher
@@ -61,6 +61,10 @@ class LaneSession(Protocol):
     def note_made(self, made: Mapping[str, int]) -> None:
         """Count the tokens made so far of unfinished requests, by lane entry."""
 
+        def give_up(entry: str, charged: str) -> None:
+            inbox.put(AbortRequests(worker, [entry], charged))
+
+
     def end(self) -> None:
         """Stop reading and publishing; idempotent."""
 
@@ -90,7 +94,7 @@ class RedisLaneSession:
             Scripts(Yard(self._connect(), keys), reply_maxlen=settings.reply_maxlen),
             worker,
             info,
-            on_stale=lambda entry, charged: inbox.put(Stale(worker, entry, charged)),
+            on_stale=give_up,
             on_lost=lambda: inbox.put(LeaseLost(worker)),
             stats=stats,
             tracer=tracer,
@@ -102,7 +106,7 @@ class RedisLaneSession:
             Yard(self._connect(), keys),
             worker,
             lambda assignments: inbox.put(Delivery(worker, assignments)),
-            lambda entry, charged: inbox.put(Stale(worker, entry, charged)),
+            give_up,
             settings.block_ms,
             spec.sampling,
         )
