@@ -17,7 +17,6 @@ from worker.engines.vllm.collectors import (
     Continued,
     Diverged,
     EngineRequest,
-    OutputCollector,
     Repeated,
     Streamed,
     Whole,
@@ -58,7 +57,7 @@ def output(
     )
 
 
-def take(answer: OutputCollector | Branch, *outputs: Any) -> list[EngineEvent]:
+def take(answer: Streamed | Branch, *outputs: Any) -> list[EngineEvent]:
     events: list[EngineEvent] = []
     for one in outputs:
         answer.take(one, events)

@@ -60,7 +60,7 @@ class Branches:
 
 
 class Branch:
-    """One choice: see `worker.engines.vllm.collectors.OutputCollector`."""
+    """One choice: see `worker.engines.vllm.engine.OutputCollector`."""
 
     def __init__(self, branches: Branches, index: int, answer: Continued) -> None:
         self.asked = answer.asked

@@ -35,7 +35,6 @@ from worker.engines.vllm.branches import (
 from worker.engines.vllm.collectors import (
     Continued,
     Diverged,
-    OutputCollector,
     Repeated,
     Streamed,
     Whole,
@@ -59,6 +58,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tokenyard.worker")
 
+
+#: Collects the outputs of one request of vLLM's.
+OutputCollector = Streamed | Branch | PooledPart
 
 class VllmEngine:
     """One model in one `vllm.LLMEngine`.
