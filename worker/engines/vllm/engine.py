@@ -53,6 +53,7 @@ from worker.models import ModelSpec
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
+    from worker.engines.vllm.core import CoreInfo
     from worker.engines.vllm.core_link import SocketLink
     from worker.engines.vllm.pooling import Pooling
 
@@ -73,12 +74,12 @@ class VllmEngine:
         self,
         spec: ModelSpec,
         link: SocketLink,
+        info: CoreInfo,
         *,
         log_stats: bool = False,
         grammars: GrammarLimits | None = None,
     ) -> None:
         """With ``log_stats`` vLLM keeps metrics for `worker.process.stats.read_stats`."""
-        info = link.info
         config = info.config
         self._link = link
         self._spec = spec
@@ -189,7 +190,7 @@ class VllmEngine:
     @property
     def is_worn(self) -> bool:
         """Whether its process should be replaced; see `worker.engines.Engine.is_worn`."""
-        return self._link.is_worn
+        return bool(self._link.call("is_worn"))
 
     def step(self) -> list[EngineEvent]:
         """Run one step for all running requests; after an exception the engine is unusable."""
