@@ -21,14 +21,13 @@ from worker.engines.vllm.collectors import (
     Streamed,
     Whole,
 )
-from worker.engines.vllm.request import EnginePrompt
 
 LETTERS = Tokenizer(models.WordLevel({chr(97 + at): at for at in range(26)}, "a"))
 LETTERS.decoder = decoders.Fuse()
 
 
 def asked(assignment: Assignment) -> EngineRequest:
-    return EngineRequest.of(assignment, EnginePrompt([0, 1]))
+    return EngineRequest.of(assignment, [0, 1])
 
 
 def output(
