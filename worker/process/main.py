@@ -40,9 +40,8 @@ def main(
     log_level: int,
     pipe: Connection,
     output: Connection,
-    core: str = "",
-    *,
-    is_adopting: bool = False,
+    core: str,
+    is_adopting: bool,
 ) -> None:
     """Entry point of a worker process, whose core, if it has one, listens at the address ``core``.
 
