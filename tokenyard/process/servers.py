@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Final
 
 from tokenyard.broker.check import OLDEST
+from tokenyard.process.children import printed_version
 from tokenyard.process.home import expanded
 from tokenyard.protocol.errors import BrokerUnavailable, SettingsError
 from tokenyard.protocol.texts import pip_install
@@ -69,17 +69,7 @@ def describe(program: Path) -> tuple[str, tuple[int, int]]:
 
     Raises `SettingsError` where it is not a server.
     """
-    try:
-        done = subprocess.run(
-            [program, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_VERSION_S,
-            check=False,
-        )
-        output = done.stdout.decode(errors="replace")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SettingsError([f"--server {program}: it cannot be run: {error}"]) from error
+    output = printed_version(program, f"--server {program}: it", _VERSION_S)
     known = _VERSION.search(output)
     if known is None:
         raise SettingsError([f"--server {program}: it is neither a Valkey nor a Redis server"])
