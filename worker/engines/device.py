@@ -8,11 +8,12 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from tokenyard import clock
+from tokenyard.process.running import lock_within
 from worker.engines import DeviceLost, SensorReading
 
 log = logging.getLogger("tokenyard.worker.engines")
@@ -131,8 +132,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 # measures the free memory of the whole GPU before and after these two, and fails if another process
 # changes it in between. Processes may warm up, wake or unload a model at the same time.
 
-_RETRY_S: Final = 0.05
-
 
 class DeviceLock:
     """The lock of one GPU, on a file: the kernel releases it when the process dies.
@@ -162,28 +161,17 @@ class DeviceLock:
         file = _open(self._path)
         self._is_inside = True
         try:
-            if file is not None:
-                self._wait(file, kind)
-            yield
-        finally:
-            self._is_inside = False
-            if file is not None:
-                os.close(file)
-
-    def _wait(self, file: int, kind: int) -> None:
-        until = clock.monotonic() + self._patience_s
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(file, kind | fcntl.LOCK_NB)
-                return
-            if clock.monotonic() >= until:
+            if file is not None and not lock_within(file, self._patience_s, kind):
                 log.warning(
                     "another process has been changing this GPU for %g s (start_timeout_s):"
                     " going on beside it",
                     self._patience_s,
                 )
-                return
-            clock.sleep(_RETRY_S)
+            yield
+        finally:
+            self._is_inside = False
+            if file is not None:
+                os.close(file)
 
 
 def lock_of_gpu(gpu: int, patience_s: float) -> DeviceLock:
