@@ -304,7 +304,7 @@ class VllmEngine:
         answer: OutputCollector = Whole(asked)
         if streams:
             answer = Repeated(asked) if way is Way.AGAIN else Streamed(asked)
-        self._submit(answer, [], streams, self._tokenizer.detokenizes(asked), changes)
+        self._submit(answer, [], self._tokenizer.detokenizes(asked), changes)
 
     def _go_on(self, asked: EngineRequest) -> None:
         """Continue a request after its published tokens, each choice after its own."""
@@ -345,13 +345,12 @@ class VllmEngine:
         if self._fails_by_prompt_scores:
             changes.pop("prompt_logprobs", None)
         decodes = wanted(asked.params) is not None and self._tokenizer.detokenizes(asked)
-        self._submit(answer, asked.published, True, decodes, changes, request_id)
+        self._submit(answer, asked.published, decodes, changes, request_id)
 
     def _submit(
         self,
         answer: OutputCollector,
         published: list[int],
-        streams: bool,
         detokenize: bool,
         changes: dict[str, Any],
         request_id: str = "",
@@ -364,6 +363,7 @@ class VllmEngine:
         if self._asleep:
             raise RuntimeError("the engine sleeps; wake it first")
         asked = answer.asked
+        streams = not isinstance(answer, Whole)
         params = self._params.make(asked.params, streams, detokenize, changes)
         request_id = request_id or asked.key
         # vLLM 0.26 applies this to all requests added later.
