@@ -124,14 +124,11 @@ class Pool:
             one.is_last = True
             self.recycle(one)
             if one.process is None:
-                self._close_without_process(one)
+                self._listener.died(one, "left", "it is closed")
+                one.stopped()
+                self._listener.changed(one)
         if at_once and member.process is not None:
             member.replace()
-
-    def _close_without_process(self, member: WorkerProcessHandle) -> None:
-        self._listener.died(member, "left", "it is closed")
-        member.stopped()
-        self._listener.changed(member)
 
     def give_way(self, member: WorkerProcessHandle, *, sleeps: bool = False) -> None:
         """Release its model, or only the device; unfinished requests go back."""
