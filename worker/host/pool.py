@@ -173,12 +173,12 @@ class Pool:
                 member.replace()
 
     def _take_up(self, members: Sequence[WorkerProcessHandle], goal: Goal) -> None:
-        leader, *followers = members
+        leader = members[0]
         weights = self.weights.get(goal.spec.name, "")
         if leader.state is State.ASLEEP:
             leader.wake()
-        elif followers:
-            self._groups.form(leader, followers, goal, weights)
+        elif len(members) > 1:
+            self._groups.form(members, goal, weights)
         else:
             leader.load(goal.spec, weights=weights)
         for member in members:
@@ -428,20 +428,13 @@ class PoolGroups:
         self._opened.close()
         self._folder = None
 
-    def form(
-        self,
-        leader: WorkerProcessHandle,
-        followers: Iterable[WorkerProcessHandle],
-        goal: Goal,
-        weights: str,
-    ) -> None:
-        """Load the goal's model on all of them together."""
+    def form(self, members: Iterable[WorkerProcessHandle], goal: Goal, weights: str) -> None:
+        """Load the goal's model on all of them together; the first leads."""
         if self._folder is None:
             raise RuntimeError("the pool has not been started")
         address = str(self._folder / f"group-{next(self._numbers)}")
-        for rank, member in enumerate(followers, start=1):
-            member.attach(goal.spec, RankGroup(address, rank, goal.devices))
-        leader.load(goal.spec, RankGroup(address, 0, goal.devices), weights)
+        for rank, member in enumerate(members):
+            member.load(goal.spec, RankGroup(address, rank, goal.devices), weights)
 
     def mates(self, member: WorkerProcessHandle) -> list[WorkerProcessHandle]:
         """The other members of its group."""

@@ -187,16 +187,10 @@ class WorkerProcessHandle:
         self.output, self._their_output = None, None
 
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> None:
-        """Load a model, with these weights; as the leader of ``group`` if there is one."""
+        """Load a model, with these weights; as a rank of ``group`` if there is one."""
         self.spec, self.group, self._weights = spec, group, weights
         self.send(messages.LoadModel(spec, group, weights))
-        self._enter(State.LOADING)
-
-    def attach(self, spec: ModelSpec, group: RankGroup) -> None:
-        """Lend the process to the leader of a group."""
-        self.spec, self.group = spec, group
-        self.send(messages.Attach(group))
-        self._enter(State.ATTACHED)
+        self._enter(State.ATTACHED if group and group.rank else State.LOADING)
 
     def drain(self) -> None:
         """Finish running requests and take no more."""
