@@ -100,17 +100,17 @@ _DISTURBED: Final = re.compile(
 
 def is_device_lost(error: BaseException) -> bool:
     """Whether the process must end because it can no longer use the GPU."""
-    return any(isinstance(one, DeviceLost) or _is_lost(one) for one in _causes(error))
+    return any(isinstance(one, DeviceLost) or _is_lost(one) for one in causes(error))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the GPU ran out of memory."""
-    return any(_MEMORY.search(str(one)) for one in _causes(error))
+    return any(_MEMORY.search(str(one)) for one in causes(error))
 
 
 def was_disturbed(error: BaseException) -> bool:
     """Whether another process interfered, so that a retry can succeed."""
-    return any(_DISTURBED.search(str(one)) for one in _causes(error))
+    return any(_DISTURBED.search(str(one)) for one in causes(error))
 
 
 def _is_lost(error: BaseException) -> bool:
@@ -120,7 +120,8 @@ def _is_lost(error: BaseException) -> bool:
     return is_cuda and is_runtime and _MEMORY.search(str(error)) is None
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what led to it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
