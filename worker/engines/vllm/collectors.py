@@ -107,7 +107,9 @@ class Streamed:
             return None
         logprobs = None
         if self._logprobs is not None and part.logprobs is not None:
-            logprobs = token_entries(tokens, _positions(part)[: len(tokens)], self._logprobs)
+            # Never in vLLM's flat form, which we do not request.
+            positions = cast("list[dict[int, Logprob]]", part.logprobs)
+            logprobs = token_entries(tokens, positions[: len(tokens)], self._logprobs)
             choice.logprobs.extend(logprobs)
         return TokenDelta(
             self.asked.key,
@@ -280,11 +282,6 @@ def _cached(asked: EngineRequest, output: RequestOutput) -> tuple[int | None, in
     # Older versions of vLLM do not tell.
     created: int | None = getattr(output, "num_cache_creation_tokens", None)
     return cached, None if created is None else min(created, len(asked.prompt) - cached)
-
-
-def _positions(part: CompletionOutput) -> list[dict[int, Logprob]]:
-    """Logprobs of new tokens; never in vLLM's flat form, which we do not request."""
-    return cast("list[dict[int, Logprob]]", part.logprobs)
 
 
 def _fault(asked: EngineRequest, reason: str) -> RequestError:
