@@ -67,7 +67,7 @@ class Gateway:
         self._principals = PrincipalLookup(queue, needs_key=settings.needs_keys)
         # No page of another site has a key: then any name will do, such as a pod's.
         hosts = None if settings.needs_keys else (settings.own_name, *settings.hosts)
-        self._sites = SiteGuard.of(hosts, settings.origins)
+        self._sites = SiteGuard(hosts, settings.origins)
         self._api: ASGIApp = self._answered
         if settings.origins:
             self._api = CORSMiddleware(

@@ -41,21 +41,15 @@ class ToController:
 
 @dataclass(frozen=True, slots=True)
 class LoadModel(ToProcess):
-    """To a warm process: load this model; as the leader of ``group`` if there is one.
+    """To a warm process: load this model; as its rank of ``group`` if there is one.
 
-    ``weights`` is the path of a checkpoint to load instead of the model's own weights, "" for none.
+    Only the leader, rank 0, has the engine; the others attach to it. ``weights`` is the path of a
+    checkpoint to load instead of the model's own weights, "" for none.
     """
 
     spec: ModelSpec
     group: RankGroup | None = None
     weights: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Attach(ToProcess):
-    """To a warm process: attach to the leader of ``group``."""
-
-    group: RankGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +126,11 @@ class Delivery(ToProcess):
 
 @dataclass(frozen=True, slots=True)
 class AbortRequests(ToProcess):
-    """``worker`` shall give up the requests of these lane entries."""
+    """``worker`` shall give up the requests of these lane entries, or can no longer publish."""
 
     worker: str
     entries: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Stale(ToProcess):
-    """``worker`` may no longer publish for the request at this lane entry."""
-
-    worker: str
-    entry: str
-    charged: str = ""  # `Aborted.charged`
+    charged: str = ""  # `Aborted.charged` of the only one
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from benchmarks.progress import tell
 from benchmarks.serving.case import engine_arguments
 from benchmarks.sums import ANSWER_TOKENS
 from benchmarks.yard import last_lines
-from gateway.bridge.unit import front_command, named_vllm
+from gateway.bridge.unit import front_program, named_vllm
 from tokenyard.process.children import start_child, stop_child
 from tokenyard.process.embedded_broker import free_port
 from tokenyard.protocol.errors import SettingsError
@@ -111,7 +111,7 @@ class Server:
 def has_rust() -> bool:
     """Whether the front end in Rust is here; says where it was looked for."""
     try:
-        front_command("vllm-rs")
+        front_program("vllm-rs")
     except SettingsError as error:
         tell(f"without vllm-rs: {error}")
         return False
@@ -132,10 +132,9 @@ def served(model: ModelSpec, front: Front = "vllm") -> Iterator[Server]:
 def _started(model: ModelSpec, folder: Path, front: Front) -> Iterator[Server]:
     port, log = free_port(), folder / "serve.log"
     # The program of this interpreter, whatever else is on the PATH.
-    program = (
-        [str(Path(sys.executable).parent / front)] if front == "vllm" else front_command(front)
-    )
-    command = [*program, "serve", model.path, "--host", HOST, "--port", str(port)]
+    own = Path(sys.executable).parent / front
+    program = str(own) if front == "vllm" else front_program(front)
+    command = [program, "serve", model.path, "--host", HOST, "--port", str(port)]
     command += [*_options(model), *_OPTIONS[front]]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1"}
     environment["VLLM_RS_PYTHON"] = sys.executable

@@ -21,12 +21,13 @@ from gateway.bridge.model import ServedModel, until_announced
 from gateway.bridge.server import journal_path
 from tokenyard import clock
 from tokenyard.broker.outage import Backoff
-from tokenyard.process.children import start_child, stop_child
+from tokenyard.process.children import printed_version, start_child, stop_child
 from tokenyard.process.embedded_broker import free_port
 from tokenyard.process.extras import installed_vllm
 from tokenyard.process.home import owned_folder
 from tokenyard.process.program import Exit
 from tokenyard.process.running import URL_VARIABLE, YARD_VARIABLE
+from tokenyard.process.settings_options import options_of
 from tokenyard.protocol.errors import PermanentError, SettingsError, StartFailed
 from tokenyard.protocol.gateway_settings import BridgeSettings
 from tokenyard.protocol.wire import GENERATE
@@ -89,7 +90,7 @@ def run_unit(settings: BridgeSettings) -> int:
     model = until_announced(settings, lambda: stopped, lambda _: None, PermanentError)
     if model is None:
         return Exit.OK
-    command = front_command(settings.front)
+    program = front_program(settings.front)
     port = free_port()
     with owned_folder("tokenyard-bridge-") as folder:
         named = {**os.environ, **named_vllm(folder)}
@@ -101,12 +102,12 @@ def run_unit(settings: BridgeSettings) -> int:
             model=model.name,
             max_model_len=model.max_model_len,
             task=model.task,
-            vllm_version=_version(command, named),
+            vllm_version=_version(program, named),
             journal_dir=folder,
         )
         front = Member(
             f"the front end {settings.front}",
-            [*command, *_front_args(settings, model, port)],
+            [program, *_front_args(settings, model, port)],
             named,
         )
         bridge = Member("the bridge", _bridge_command(own), _bridge_variables(own))
@@ -140,7 +141,7 @@ def _watch(
         clock.sleep(_TURN_S)
 
 
-def front_command(name: str) -> list[str]:
+def front_program(name: str) -> str:
     """The program that is the front end; raises `SettingsError`."""
     spec = find_spec("vllm")
     folders = [Path(sys.executable).parent, *((spec and spec.submodule_search_locations) or ())]
@@ -150,25 +151,15 @@ def front_command(name: str) -> list[str]:
         raise SettingsError(
             [f"front: there is no program {name} on the PATH; it is in the package vllm"]
         )
-    return [found]
+    return found
 
 
-def _version(command: Sequence[str], env: Mapping[str, str]) -> str:
+def _version(program: str, env: Mapping[str, str]) -> str:
     """Its version; raises `SettingsError`."""
-    try:
-        told = subprocess.run(
-            [*command, "--version"],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=_VERSION_S,
-            check=False,
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SettingsError([f"front: {command[0]} cannot be run: {error}"]) from error
+    told = printed_version(program, f"front: {program}", _VERSION_S, env)
     found = re.search(r"\d+\.\d+\.\d+", told)
     if found is None:
-        raise SettingsError([f"front: {command[0]} --version does not say its version"])
+        raise SettingsError([f"front: {program} --version does not say its version"])
     return found[0]
 
 
@@ -214,13 +205,8 @@ def _front_args(settings: BridgeSettings, model: ServedModel, port: int) -> list
 
 def _bridge_command(settings: BridgeSettings) -> list[str]:
     """The bridge with these settings."""
-    command = [sys.executable, "-m", "gateway.bridge"]
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if field.name not in _BY_VARIABLE and value not in (None, ""):
-            text = ",".join(value) if isinstance(value, tuple) else str(value)
-            command.append(f"--{field.name.replace('_', '-')}={text}")
-    return command
+    names = [one.name for one in dataclasses.fields(settings) if one.name not in _BY_VARIABLE]
+    return [sys.executable, "-m", "gateway.bridge", *options_of(settings, names)]
 
 
 def _bridge_variables(settings: BridgeSettings) -> dict[str, str]:

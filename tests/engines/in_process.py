@@ -38,7 +38,7 @@ class InProcessBackend:
         core = self._core.load(spec, group, weights)
         from worker.engines.vllm.engine import VllmEngine
 
-        return VllmEngine(spec, LocalLink(core))
+        return VllmEngine(spec, LocalLink(core), core.info)
 
 
 class LocalLink:
@@ -48,15 +48,10 @@ class LocalLink:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.info = core.info
         self.refused = core.refused
         self.abort_requests = core.abort
         self.get_supported_tasks = core.supported_tasks
         self.reset_mm_cache = core.reset_mm_cache
-
-    @property
-    def is_worn(self) -> bool:
-        return self._core.is_worn
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self._core, method)(*arguments)

@@ -21,7 +21,7 @@ from worker.host.diagnosis import FailedStart
 from worker.host.pool import Pool
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
-from worker.messages import Attach, LoadModel, Ready, ToController, ToProcess, Warm
+from worker.messages import LoadModel, Ready, ToController, ToProcess, Warm
 from worker.models import ModelSpec
 
 MEMORY = Memory(host=1000)
@@ -201,7 +201,7 @@ class Theatre:
         for device in devices:
             holder = self.pool.holder(device)
             assert holder
-            assert self.heard(holder.name)[-1].__class__ in (LoadModel, Attach)
+            assert self.heard(holder.name)[-1].__class__ is LoadModel
         assert leader.state is State.READY
         return leader
 

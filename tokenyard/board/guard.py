@@ -48,7 +48,7 @@ class Guard:
         self._app = app
         self._options = options
         takes_any_host = options.needs_keys and not options.hosts
-        self._sites = http_guard.SiteGuard.of(None if takes_any_host else options.hosts)
+        self._sites = http_guard.SiteGuard(None if takes_any_host else options.hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; see the ASGI specification."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from tokenyard import clock
+from tokenyard.protocol.errors import SettingsError
 
 _PR_SET_PDEATHSIG: Final = 1
 #: Runs in the child before the program itself. Not a ``preexec_fn``, which may deadlock where the
@@ -110,3 +111,25 @@ def _has_ended(
     while process.poll() is None and clock.monotonic() < until and not unless():
         clock.sleep(_POLL_S)
     return process.poll() is not None
+
+
+def printed_version(
+    program: str | Path, name: str, within_s: float, env: Mapping[str, str] | None = None
+) -> str:
+    """What a program prints of its version; ``name`` is its name in an error.
+
+    Raises `SettingsError` where it cannot be run.
+    """
+    try:
+        return subprocess.run(
+            [program, "--version"],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=within_s,
+            check=False,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SettingsError([f"{name} cannot be run: {error}"]) from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from starlette.datastructures import Headers
@@ -44,30 +43,25 @@ FOREIGN_HOST: Final = GuardRefusal(
 FOREIGN_PAGE: Final = GuardRefusal(403, "this request comes from another page than this server's")
 
 
-@dataclass(frozen=True, slots=True)
 class SiteGuard:
     """Knows by which names a server may be called, and which other sites' pages may use it."""
 
-    #: In lower case; None: any.
-    names: frozenset[str] | None
-    origins: frozenset[str]
-
-    @classmethod
-    def of(cls, hosts: Collection[str] | None, origins: Collection[str] = ()) -> SiteGuard:
-        """From settings: ``hosts`` beside those of loopback, and origins, of which "*" is all."""
-        names = None if hosts is None else {host.removeprefix(TLS_PREFIX) for host in hosts}
-        return cls(None if names is None else frozenset(names.union(LOOPBACK)), frozenset(origins))
+    def __init__(self, hosts: Collection[str] | None, origins: Collection[str] = ()) -> None:
+        """``hosts`` beside those of loopback, None: any; and origins, of which "*" is all."""
+        named = None if hosts is None else {host.removeprefix(TLS_PREFIX) for host in hosts}
+        self._names = None if named is None else named.union(LOOPBACK)
+        self._origins = frozenset(origins)
 
     def refusal(self, method: str, headers: Headers, *, is_tls: bool) -> GuardRefusal | None:
         """Why a request is refused; ``is_tls``: whether browsers reach the server by TLS only."""
         host = authority(headers.getlist("host"))
-        if self.names is not None:
+        if self._names is not None:
             if host is None:
                 return NO_HOST
-            if host.name not in self.names:
+            if host.name not in self._names:
                 return FOREIGN_HOST
         origins = headers.getlist("origin")
-        if len(origins) == 1 and not self.origins.isdisjoint({origins[0], "*"}):
+        if len(origins) == 1 and not self._origins.isdisjoint({origins[0], "*"}):
             return None
         is_own = not origins or (host is not None and _is_own(origins, host, is_tls=is_tls))
         if not is_own or _is_part_of_another_page(method, headers):

@@ -166,12 +166,12 @@ class Announcement:
             os.close(lock)
 
 
-def lock_within(file: int, seconds: float) -> bool:
+def lock_within(file: int, seconds: float, kind: int = fcntl.LOCK_EX) -> bool:
     """Lock an open file, unless another process holds the lock for longer than that."""
     until = clock.monotonic() + seconds
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if clock.monotonic() > until:
                 return False

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tokenyard.broker.check import OLDEST
+from tokenyard.process.children import printed_version
 from tokenyard.process.home import expanded
 from tokenyard.protocol.errors import BrokerUnavailable, SettingsError
 from tokenyard.protocol.texts import pip_install
@@ -29,15 +28,6 @@ _HEAD_BYTES: Final = 256
 _FOREIGN: Final = ("Bad file format reading the append only file", "Can't handle RDB format")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerProgram:
-    """A program, and its name and version: ``Valkey 9.1.2``."""
-
-    path: Path
-    title: str
-    version: tuple[int, int]
-
-
 def choose_server(asked: str) -> Path:
     """The program for ``--server``: `auto`, `embedded`, a path or a name on the PATH.
 
@@ -51,12 +41,13 @@ def choose_server(asked: str) -> Path:
     found = shutil.which(expanded(asked))
     if found is None:
         raise SettingsError([f"--server {asked}: no executable program there"])
-    server = describe(Path(found).absolute())
-    if server.version < OLDEST:
+    program = Path(found).absolute()
+    title, version = describe(program)
+    if version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         needs = f"Tokenyard needs Redis {oldest} or newer, or Valkey"
-        raise SettingsError([f"--server {asked}: this is {server.title}: {needs}"])
-    return server.path
+        raise SettingsError([f"--server {asked}: this is {title}: {needs}"])
+    return program
 
 
 def embedded_server() -> Path:
@@ -73,24 +64,17 @@ def embedded_server() -> Path:
     return found[0]
 
 
-def describe(program: Path) -> ServerProgram:
-    """Ask a program for its version; raises `SettingsError` where it is not a server."""
-    try:
-        done = subprocess.run(
-            [program, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_VERSION_S,
-            check=False,
-        )
-        output = done.stdout.decode(errors="replace")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SettingsError([f"--server {program}: it cannot be run: {error}"]) from error
+def describe(program: Path) -> tuple[str, tuple[int, int]]:
+    """Ask a program for its name and version: ``Valkey 9.1.2``, and (9, 1).
+
+    Raises `SettingsError` where it is not a server.
+    """
+    output = printed_version(program, f"--server {program}: it", _VERSION_S)
     known = _VERSION.search(output)
     if known is None:
         raise SettingsError([f"--server {program}: it is neither a Valkey nor a Redis server"])
     name, version, major, minor = known.groups()
-    return ServerProgram(program, f"{name} {version}", (int(major), int(minor)))
+    return f"{name} {version}", (int(major), int(minor))
 
 
 def foreign_data(data_dir: Path, server: Path, output: str) -> str | None:
@@ -102,7 +86,7 @@ def foreign_data(data_dir: Path, server: Path, output: str) -> str | None:
         return None
     writer = _writer(data_dir)
     try:
-        title = describe(server).title
+        title, _ = describe(server)
     except SettingsError:
         return None
     if writer in {None, title}:  # then the file is damaged
@@ -116,12 +100,13 @@ def foreign_data(data_dir: Path, server: Path, output: str) -> str | None:
 def _of_system() -> Path | None:
     for name in _OF_SYSTEM:
         if found := shutil.which(name):
+            program = Path(found).absolute()
             try:
-                server = describe(Path(found).absolute())
+                _, version = describe(program)
             except SettingsError:
                 continue
-            if server.version >= OLDEST:
-                return server.path
+            if version >= OLDEST:
+                return program
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal
@@ -52,6 +52,15 @@ def _parameter_type(hint: Any) -> Any:
     if isinstance(hint, UnionType) and Path in typing.get_args(hint):
         return click.Path(path_type=Path)
     raise TypeError(f"no option for a setting of type {hint}")
+
+
+def options_of(settings: ProgramSettings, names: Iterable[str]) -> Iterator[str]:
+    """These settings as options for a child, without those that are empty."""
+    for name in names:
+        value = getattr(settings, name)
+        if value not in {None, "", ()}:
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            yield f"--{name.replace('_', '-')}={text}"
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -8,11 +8,12 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from tokenyard import clock
+from tokenyard.process.running import lock_within
 from worker.engines import DeviceLost, SensorReading
 
 log = logging.getLogger("tokenyard.worker.engines")
@@ -99,17 +100,17 @@ _DISTURBED: Final = re.compile(
 
 def is_device_lost(error: BaseException) -> bool:
     """Whether the process must end because it can no longer use the GPU."""
-    return any(isinstance(one, DeviceLost) or _is_lost(one) for one in _causes(error))
+    return any(isinstance(one, DeviceLost) or _is_lost(one) for one in causes(error))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the GPU ran out of memory."""
-    return any(_MEMORY.search(str(one)) for one in _causes(error))
+    return any(_MEMORY.search(str(one)) for one in causes(error))
 
 
 def was_disturbed(error: BaseException) -> bool:
     """Whether another process interfered, so that a retry can succeed."""
-    return any(_DISTURBED.search(str(one)) for one in _causes(error))
+    return any(_DISTURBED.search(str(one)) for one in causes(error))
 
 
 def _is_lost(error: BaseException) -> bool:
@@ -119,7 +120,8 @@ def _is_lost(error: BaseException) -> bool:
     return is_cuda and is_runtime and _MEMORY.search(str(error)) is None
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what led to it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -130,8 +132,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 # A lock between the processes of a GPU: only one at a time loads a model or falls asleep. vLLM
 # measures the free memory of the whole GPU before and after these two, and fails if another process
 # changes it in between. Processes may warm up, wake or unload a model at the same time.
-
-_RETRY_S: Final = 0.05
 
 
 class DeviceLock:
@@ -162,28 +162,17 @@ class DeviceLock:
         file = _open(self._path)
         self._is_inside = True
         try:
-            if file is not None:
-                self._wait(file, kind)
-            yield
-        finally:
-            self._is_inside = False
-            if file is not None:
-                os.close(file)
-
-    def _wait(self, file: int, kind: int) -> None:
-        until = clock.monotonic() + self._patience_s
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(file, kind | fcntl.LOCK_NB)
-                return
-            if clock.monotonic() >= until:
+            if file is not None and not lock_within(file, self._patience_s, kind):
                 log.warning(
                     "another process has been changing this GPU for %g s (start_timeout_s):"
                     " going on beside it",
                     self._patience_s,
                 )
-                return
-            clock.sleep(_RETRY_S)
+            yield
+        finally:
+            self._is_inside = False
+            if file is not None:
+                os.close(file)
 
 
 def lock_of_gpu(gpu: int, patience_s: float) -> DeviceLock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 
 from tokenyard.protocol.settings import WorkerSettings
 from worker.engines import Backend
@@ -97,30 +98,22 @@ def make_core_backend(
     Without ``groups`` the process cannot join a group. Raises `worker.engines.DeviceUnusable` on a
     CPU that vLLM cannot run on.
     """
-    has_readers = bool(settings.metrics_port)
-    grammars = _grammar_limits(settings)
+    make = partial(
+        CoreBackend,
+        groups=groups,
+        log_stats=bool(settings.metrics_port),
+        grammars=_grammar_limits(settings),
+    )
     if is_on_cpu(settings):
         check_cpu()
         cores = cpu_share(sorted(os.sched_getaffinity(0)), settings.slots, device)
-        return CoreBackend(
-            cores=cores,
-            threads=requested_threads(),
-            groups=groups,
-            log_stats=has_readers,
-            grammars=grammars,
-        )
+        return make(cores=cores, threads=requested_threads())
     gpu = own_gpu(settings, device)
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # this process has not touched CUDA yet
     number = 0 if gpu else device
-    return CoreBackend(
-        device=number,
-        groups=groups,
-        is_alone=bool(gpu),
-        lock=lock_of_gpu(number, settings.start_timeout_s),
-        log_stats=has_readers,
-        grammars=grammars,
-    )
+    lock = lock_of_gpu(number, settings.start_timeout_s)
+    return make(device=number, is_alone=bool(gpu), lock=lock)
 
 
 def check_weights(settings: WorkerSettings, spec: ModelSpec, path: str) -> None:

@@ -23,7 +23,6 @@ from worker.engines.connecting import connect
 from worker.executor.messages import (
     Build,
     Built,
-    ConnectionLost,
     Dismissed,
     FromLeader,
     GroupError,
@@ -165,7 +164,7 @@ class FollowerLink:
     def __init__(self, group: RankGroup) -> None:
         self._group = group
         self._line: Connection | None = None
-        self._end: FromLeader | ConnectionLost | None = None  # the leader's last message
+        self._end: FromLeader | None = None  # the leader's last message; None: it has died
         self._ended = threading.Event()
         self._finished = threading.Event()
         self._wake: Callable[[], None] | None = None
@@ -216,7 +215,7 @@ class FollowerLink:
 
     def check(self) -> None:
         """Raise `Dismissed`, or `GroupError` if the leader died."""
-        if self._end is not None:
+        if self._ended.is_set():
             raise _ending(self._end)
 
     def unwatch(self) -> None:
@@ -238,11 +237,11 @@ class FollowerLink:
             raise GroupError("not connected to the leader")
         return self._line
 
-    def _receive(self) -> FromLeader | ConnectionLost:
-        try:
-            message: FromLeader = self._opened.recv()
-        except (EOFError, OSError):
-            return ConnectionLost()
+    def _receive(self) -> FromLeader | None:
+        """The leader's next message; None where it has died."""
+        message: FromLeader | None = None
+        with contextlib.suppress(EOFError, OSError):
+            message = self._opened.recv()
         return message
 
     def _listen(self, wakeup: Connection) -> None:
@@ -257,11 +256,11 @@ class FollowerLink:
             raise GroupError(f"still inside vLLM {STUCK_S:g} s after the group has ended")
 
 
-def _ending(message: FromLeader | ConnectionLost) -> Dismissed | GroupError:
+def _ending(message: FromLeader | None) -> Dismissed | GroupError:
     match message:
         case Leave():
             return Dismissed("the leader dismissed this rank")
-        case ConnectionLost():
+        case None:
             return GroupError("the leader of the group has died")
         case _:
             return GroupError(f"unexpected message of the leader: {message}")

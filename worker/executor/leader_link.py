@@ -17,7 +17,6 @@ from tokenyard import clock
 from worker.engines import RankGroup
 from worker.executor.messages import (
     Built,
-    ConnectionLost,
     FromFollower,
     FromLeader,
     GroupError,
@@ -46,7 +45,8 @@ class LeaderLink:
         self._group = group
         self._listener: socket.socket | None = None
         self._lines: dict[Connection, int] = {}
-        self._last_messages: dict[int, FromFollower | ConnectionLost] = {}  # by rank
+        #: By rank; None: its connection was lost.
+        self._last_messages: dict[int, FromFollower | None] = {}
         self._heard = threading.Condition()
         self._fault: GroupError | None = None
         self._is_leaving = False
@@ -198,18 +198,16 @@ class LeaderLink:
 
     def _hear(self, line: Connection) -> None:
         rank = self._lines[line]
-        try:
-            message: FromFollower | ConnectionLost = line.recv()
-        except (EOFError, OSError):
-            message = ConnectionLost()
+        message: FromFollower | None = None
+        with contextlib.suppress(EOFError, OSError):
+            message = line.recv()
         with self._heard:
             self._last_messages[rank] = message
-            if isinstance(message, Left | ConnectionLost):
+            if message is None or isinstance(message, Left):
                 del self._lines[line]
                 line.close()
-            breaks = isinstance(message, RankFailed | ConnectionLost) and not (
-                self._is_leaving or self._fault
-            )
+            is_fault = message is None or isinstance(message, RankFailed)
+            breaks = is_fault and not (self._is_leaving or self._fault)
             if breaks:
                 text = f"failed: {message.text}" if isinstance(message, RankFailed) else "has died"
                 self._fault = GroupError(f"{_ranks([rank])} {text}")

@@ -80,11 +80,6 @@ class RankFailed:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLost:
-    """Marks the end of a connection; never sent."""
-
-
 FromFollower = Hello | Built | Joined | Left | RankFailed
 FromLeader = Build | Join | Leave
 

@@ -219,7 +219,9 @@ class Controller:
                 member.send(messages.Serve(member.worker))
         self._pool.suspended = self._reconciler.suspended()
         self._pool.weights = self._reconciler.weights()
-        self._forgive()
+        if forgiven := self._host.forgive(self._reconciler.weights_of):  # they have other weights
+            self._membership.publish(self._host.info)
+            self._pool.retry_now(forgiven)
 
     def _count_all(self) -> None:
         """Show the workers' statistics in the roster."""
@@ -277,12 +279,6 @@ class Controller:
         goal = self._pool.goals[member.device]
         if goal and fits(member, goal):
             self._commands.reached(goal)
-
-    def _forgive(self) -> None:
-        """Retry failed models that have other weights now."""
-        if forgiven := self._host.forgive(self._reconciler.weights_of):
-            self._membership.publish(self._host.info)
-            self._pool.retry_now(forgiven)
 
     def _note_load(self, member: WorkerProcessHandle) -> None:
         if member.spec:

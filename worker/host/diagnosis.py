@@ -30,11 +30,6 @@ class FailedStart:
     crash: Sequence[str] = ()  # stack at the time of the signal, as `faulthandler` writes it
     model: str = ""  # path of the model that was loading
 
-    @property
-    def words(self) -> str:
-        """The exception and the output, as one text."""
-        return "\n".join([self.said, *self.output])
-
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
@@ -268,9 +263,8 @@ def _found(cause: _Cause, death: FailedStart) -> re.Match[str] | None:
     """
     if not cause.said:
         return None
-    return re.search(
-        cause.said, death.words if cause.is_in_output or not death.said else death.said
-    )
+    output = death.output if cause.is_in_output or not death.said else ()
+    return re.search(cause.said, "\n".join([death.said, *output]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,8 @@ class Membership:
 
 # The roster entry of a process.
 
-_SHOWN: dict[State, WorkerState] = {
+#: What the roster shows of a state; of any other it is "failed".
+SHOWN: Final[dict[State, WorkerState]] = {
     State.WARMING: "warming",
     State.WARM: "warm",
     State.LOADING: "loading",
@@ -181,7 +182,7 @@ def roster_entry(
     max_num_seqs = engine.max_num_seqs if engine else 1
     return WorkerInfo(
         name=member.name,
-        state=_SHOWN.get(member.state, "failed"),
+        state=SHOWN.get(member.state, "failed"),
         model=member.model,
         revision=engine.revision if engine else "",
         engine=engine.engine if engine else "",

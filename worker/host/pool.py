@@ -124,14 +124,11 @@ class Pool:
             one.is_last = True
             self.recycle(one)
             if one.process is None:
-                self._close_without_process(one)
+                self._listener.died(one, "left", "it is closed")
+                one.stopped()
+                self._listener.changed(one)
         if at_once and member.process is not None:
             member.replace()
-
-    def _close_without_process(self, member: WorkerProcessHandle) -> None:
-        self._listener.died(member, "left", "it is closed")
-        member.stopped()
-        self._listener.changed(member)
 
     def give_way(self, member: WorkerProcessHandle, *, sleeps: bool = False) -> None:
         """Release its model, or only the device; unfinished requests go back."""
@@ -176,12 +173,12 @@ class Pool:
                 member.replace()
 
     def _take_up(self, members: Sequence[WorkerProcessHandle], goal: Goal) -> None:
-        leader, *followers = members
+        leader = members[0]
         weights = self.weights.get(goal.spec.name, "")
         if leader.state is State.ASLEEP:
             leader.wake()
-        elif followers:
-            self._groups.form(leader, followers, goal, weights)
+        elif len(members) > 1:
+            self._groups.form(members, goal, weights)
         else:
             leader.load(goal.spec, weights=weights)
         for member in members:
@@ -431,20 +428,13 @@ class PoolGroups:
         self._opened.close()
         self._folder = None
 
-    def form(
-        self,
-        leader: WorkerProcessHandle,
-        followers: Iterable[WorkerProcessHandle],
-        goal: Goal,
-        weights: str,
-    ) -> None:
-        """Load the goal's model on all of them together."""
+    def form(self, members: Iterable[WorkerProcessHandle], goal: Goal, weights: str) -> None:
+        """Load the goal's model on all of them together; the first leads."""
         if self._folder is None:
             raise RuntimeError("the pool has not been started")
         address = str(self._folder / f"group-{next(self._numbers)}")
-        for rank, member in enumerate(followers, start=1):
-            member.attach(goal.spec, RankGroup(address, rank, goal.devices))
-        leader.load(goal.spec, RankGroup(address, 0, goal.devices), weights)
+        for rank, member in enumerate(members):
+            member.load(goal.spec, RankGroup(address, rank, goal.devices), weights)
 
     def mates(self, member: WorkerProcessHandle) -> list[WorkerProcessHandle]:
         """The other members of its group."""

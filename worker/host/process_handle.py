@@ -13,7 +13,6 @@ import os
 import signal
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Final
@@ -111,7 +110,8 @@ class WorkerProcessHandle:
             log.warning("%s: no process could be started: %s", self.name, error)
             self._end_core()
             self._close_output()
-            self.start_at = clock.monotonic() + self._backoff.failed_start()
+            pause_s = self._backoff.died(was_healthy=False, was_serving=False)
+            self.start_at = clock.monotonic() + pause_s
             return FailedStart("warming up", said=f"{type(error).__name__}: {error}")
         self._enter(State.WARMING)
         log.info("%s: process %s starts", self.name, self.pid)
@@ -121,9 +121,8 @@ class WorkerProcessHandle:
         pipe, theirs = fork_server.Pipe()
         address = self.core.address if self.core else ""
         level = log.getEffectiveLevel()
-        arguments = (self._settings, self.device, level, theirs, output, address)
-        target = partial(main, is_adopting=is_adopting)
-        process = fork_server.ForkedProcess(target=target, args=arguments, name=self.name)
+        arguments = (self._settings, self.device, level, theirs, output, address, is_adopting)
+        process = fork_server.ForkedProcess(target=main, args=arguments, name=self.name)
         try:
             process.start()
         except (EOFError, OSError):
@@ -188,16 +187,10 @@ class WorkerProcessHandle:
         self.output, self._their_output = None, None
 
     def load(self, spec: ModelSpec, group: RankGroup | None = None, weights: str = "") -> None:
-        """Load a model, with these weights; as the leader of ``group`` if there is one."""
+        """Load a model, with these weights; as a rank of ``group`` if there is one."""
         self.spec, self.group, self._weights = spec, group, weights
         self.send(messages.LoadModel(spec, group, weights))
-        self._enter(State.LOADING)
-
-    def attach(self, spec: ModelSpec, group: RankGroup) -> None:
-        """Lend the process to the leader of a group."""
-        self.spec, self.group = spec, group
-        self.send(messages.Attach(group))
-        self._enter(State.ATTACHED)
+        self._enter(State.ATTACHED if group and group.rank else State.LOADING)
 
     def drain(self) -> None:
         """Finish running requests and take no more."""
@@ -503,13 +496,8 @@ class RestartBackoff:
         """Forget the failures: the process was replaced on purpose."""
         self._failures = 0
 
-    def failed_start(self) -> float:
-        """The pause in seconds after a process that could not be started."""
-        self._failures += 1
-        return self._pause_s()
-
     def died(self, *, was_healthy: bool, was_serving: bool) -> float:
-        """The pause in seconds after a death."""
+        """The pause in seconds after a death, or after a start that failed."""
         if was_healthy:
             self._deaths_in_service = 0
             self._failures = 1
@@ -518,7 +506,4 @@ class RestartBackoff:
             self._failures = 1
         else:
             self._failures += 1
-        return self._pause_s()
-
-    def _pause_s(self) -> float:
         return self._backoff.compute(self._failures)

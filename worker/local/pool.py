@@ -21,7 +21,7 @@ from tokenyard.scripts.answers import Why
 from worker.engines import Memory, Unsupported
 from worker.host.allocation import Goal
 from worker.host.diagnosis import FailedStart
-from worker.host.membership import roster_entry
+from worker.host.membership import SHOWN
 from worker.host.pool import Pool
 from worker.host.process_handle import WorkerProcessHandle
 from worker.host.process_state import State
@@ -434,7 +434,7 @@ def process_status(member: WorkerProcessHandle, fault: str) -> ProcessStatus:
     return ProcessStatus(
         name=member.name,
         device=member.device,
-        state="warming" if is_new else roster_entry(member, "", [], 0).state,
+        state="warming" if is_new else SHOWN.get(member.state, "failed"),
         model=member.model,
         pid=member.pid,
         phases_s=dict(member.phases_s),

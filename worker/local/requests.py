@@ -176,14 +176,17 @@ class RequestBatch:
 
         The deltas add up to the whole answer. Raises like `results`.
         """
-        shown = _StreamProgress()
+        tokens, characters = Counter[int](), Counter[int]()  # yielded, by choice
         while self.unanswered:
             _, reply = self._next(timeout_s)
             if reply.event == "delta":
-                yield shown.note(to_delta(reply))
+                delta = to_delta(reply)
+                tokens[delta.index] += len(delta.tokens)
+                characters[delta.index] += len(delta.text or "")
+                yield delta
             else:
                 result = to_result(reply)
-                yield from shown.rest(result)
+                yield from _rest(result, tokens, characters)
                 yield result
 
     def _next(self, timeout_s: float) -> tuple[str, Reply]:
@@ -209,28 +212,15 @@ def _assignment(request: Request) -> Assignment:
     return Assignment(request=request, entry=f"{request.id}-0", sid=sid, attempt=1)
 
 
-class _StreamProgress:
-    """How much of each choice of a streamed answer was yielded."""
-
-    def __init__(self) -> None:
-        self._tokens: Counter[int] = Counter()
-        self._characters: Counter[int] = Counter()
-
-    def note(self, delta: Delta) -> Delta:
-        """Count a delta before it is yielded; returns it."""
-        self._tokens[delta.index] += len(delta.tokens)
-        self._characters[delta.index] += len(delta.text or "")
-        return delta
-
-    def rest(self, result: Result) -> Iterator[Delta]:
-        """Yield the tokens that arrived only with the result."""
-        seq = self._tokens.total()
-        whole = Choice(0, result.tokens, result.text, logprobs=result.logprobs)
-        for choice in result.choices or [whole]:
-            at = self._tokens[choice.index]
-            tokens = choice.tokens[at:]
-            text = choice.text and choice.text[self._characters[choice.index] :]
-            if tokens or text:
-                logprobs = choice.logprobs and choice.logprobs[at:]
-                yield Delta(result.id, seq, tokens, text, choice.index, logprobs)
-            seq += len(tokens)
+def _rest(result: Result, seen: Counter[int], characters: Counter[int]) -> Iterator[Delta]:
+    """The tokens that arrived only with the result."""
+    seq = seen.total()
+    whole = Choice(0, result.tokens, result.text, logprobs=result.logprobs)
+    for choice in result.choices or [whole]:
+        at = seen[choice.index]
+        tokens = choice.tokens[at:]
+        text = choice.text and choice.text[characters[choice.index] :]
+        if tokens or text:
+            logprobs = choice.logprobs and choice.logprobs[at:]
+            yield Delta(result.id, seq, tokens, text, choice.index, logprobs)
+        seq += len(tokens)

@@ -7,7 +7,7 @@ import logging
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import redis
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts import Scripts
 from tokenyard.telemetry.tracing import Tracer
 from worker.engines import EngineInfo, TokenDelta
-from worker.messages import LOCAL, Delivery, LeaseLost, Replies, Stale, ToProcess
+from worker.messages import LOCAL, AbortRequests, Delivery, LeaseLost, Replies, ToProcess
 from worker.models import ModelSpec
 from worker.process.outcomes import Aborted, Outcome, Run, delta_reply, merge, result_reply
 from worker.process.publisher import Publisher
@@ -35,38 +35,12 @@ from worker.process.stream_reader import StreamReader
 log = logging.getLogger("tokenyard.worker.reader")
 
 
-class LaneSession(Protocol):
-    """Where the assignments of one incarnation come from, and its right to publish."""
-
-    worker: str  # the incarnation
-    broker_time: BrokerTime  # the clock that deadlines refer to
-    runs: dict[str, Run]  # the requests that were taken and are unanswered, by lane entry
-
-    @property
-    def attempts(self) -> int:
-        """Tries to publish: a sign of life while the server is away."""
-
-    def start(self) -> None:
-        """Begin reading and publishing."""
-
-    def put(self, events: Sequence[Outcome], epoch: int | None = None) -> None:
-        """Publish the events of one step, made in this generation epoch.
-
-        Blocks while too many steps wait.
-        """
-
-    def settle(self, aborted: Aborted) -> None:
-        """Let the tenant of a cancelled request pay what was generated."""
-
-    def note_made(self, made: Mapping[str, int]) -> None:
-        """Count the tokens made so far of unfinished requests, by lane entry."""
-
-    def end(self) -> None:
-        """Stop reading and publishing; idempotent."""
-
-
 class RedisLaneSession:
-    """Reads and publishes in Redis, in two threads with a connection each."""
+    """Reads and publishes in Redis, in two threads with a connection each.
+
+    ``worker`` is the incarnation, ``broker_time`` the clock that deadlines refer to, and ``runs``
+    has the requests that were taken and are unanswered, by lane entry.
+    """
 
     def __init__(
         self,
@@ -86,11 +60,15 @@ class RedisLaneSession:
         keys = Keys(settings.yard)
         self._stats = stats
         stats.begin(info.model)
+
+        def give_up(entry: str, charged: str) -> None:
+            inbox.put(AbortRequests(worker, [entry], charged))
+
         self._publisher = Publisher(
             Scripts(Yard(self._connect(), keys), reply_maxlen=settings.reply_maxlen),
             worker,
             info,
-            on_stale=lambda entry, charged: inbox.put(Stale(worker, entry, charged)),
+            on_stale=give_up,
             on_lost=lambda: inbox.put(LeaseLost(worker)),
             stats=stats,
             tracer=tracer,
@@ -102,7 +80,7 @@ class RedisLaneSession:
             Yard(self._connect(), keys),
             worker,
             lambda assignments: inbox.put(Delivery(worker, assignments)),
-            lambda entry, charged: inbox.put(Stale(worker, entry, charged)),
+            give_up,
             settings.block_ms,
             spec.sampling,
         )
@@ -110,28 +88,31 @@ class RedisLaneSession:
 
     @property
     def attempts(self) -> int:
-        """See `LaneSession`."""
+        """Tries to publish: a sign of life while the server is away."""
         return self._publisher.attempts
 
     def start(self) -> None:
-        """See `LaneSession`."""
+        """Begin reading and publishing."""
         self._publisher.start()
         self._reader.start()
 
     def put(self, events: Sequence[Outcome], epoch: int | None = None) -> None:
-        """See `LaneSession`."""
+        """Publish the events of one step, made in this generation epoch.
+
+        Blocks while too many steps wait.
+        """
         self._publisher.put(events, epoch)
 
     def settle(self, aborted: Aborted) -> None:
-        """See `LaneSession`."""
+        """Let the tenant of a cancelled request pay what was generated."""
         self._publisher.settle(aborted)
 
     def note_made(self, made: Mapping[str, int]) -> None:
-        """See `LaneSession`."""
+        """Count the tokens made so far of unfinished requests, by lane entry."""
         self._stats.note_made((self.runs[key], made[key]) for key in made if key in self.runs)
 
     def end(self) -> None:
-        """See `LaneSession`."""
+        """Stop reading and publishing; idempotent."""
         self._reader.stop()
         self._publisher.stop()
 
@@ -183,6 +164,10 @@ class PipeLaneSession:
     def end(self) -> None:
         """Drop unanswered requests."""
         self.runs.clear()
+
+
+#: Where the assignments of one incarnation come from, and its right to publish.
+LaneSession = RedisLaneSession | PipeLaneSession
 
 
 # Reads one lane: a thread that parses its entries as assignments.

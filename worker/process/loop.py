@@ -111,13 +111,12 @@ class EngineLoop:
 
     def _take(self, item: messages.ToProcess) -> None:
         match item:
-            case messages.Delivery():
-                self._admit_all(item)
-            case messages.Stale(worker, entry, charged):
-                self._drop(worker, entry, charged)
-            case messages.AbortRequests(worker, entries):
+            case messages.Delivery(worker, assignments):
+                for assignment in assignments:
+                    self._admit(worker, assignment)
+            case messages.AbortRequests(worker, entries, charged):
                 for entry in entries:
-                    self._drop(worker, entry)
+                    self._drop(worker, entry, charged)
             case messages.LeaseLost(worker):
                 if self._session and self._session.worker == worker:
                     self._end_session()
@@ -217,10 +216,6 @@ class EngineLoop:
 
     # Requests
 
-    def _admit_all(self, delivery: messages.Delivery) -> None:
-        for assignment in delivery.assignments:
-            self._admit(delivery.worker, assignment)
-
     def _admit(self, worker: str, assignment: Assignment) -> None:
         session = self._session
         if session is None or session.worker != worker:
@@ -256,7 +251,7 @@ class EngineLoop:
         except InvalidRequest as refused:
             self._put([RequestError(assignment.entry, Code.INVALID_REQUEST, str(refused))])
 
-    def _drop(self, worker: str, entry: str, charged: str = "") -> None:
+    def _drop(self, worker: str, entry: str, charged: str) -> None:
         """Give up a request; if somebody is charged for it, report what was generated."""
         session = self._session
         if session is None or session.worker != worker:

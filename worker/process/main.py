@@ -40,9 +40,8 @@ def main(
     log_level: int,
     pipe: Connection,
     output: Connection,
-    core: str = "",
-    *,
-    is_adopting: bool = False,
+    core: str,
+    is_adopting: bool,
 ) -> None:
     """Entry point of a worker process, whose core, if it has one, listens at the address ``core``.
 
@@ -152,12 +151,12 @@ class WorkerProcess:
     def _run_command(self, backend: Backend, command: messages.ToProcess) -> bool:
         """Run a command while no model is loaded; returns whether the process continues."""
         match command:
-            case messages.LoadModel():
-                return self._serve_model(backend, command)
-            case messages.Attach(group):
+            case messages.LoadModel(_, group) if group is not None and group.rank:
                 began = clock.monotonic()
                 backend.attend(group)
                 self._send(messages.Warm(backend.memory(), {"attached": clock.monotonic() - began}))
+            case messages.LoadModel():
+                return self._serve_model(backend, command)
             case messages.Stop():
                 return False
             case _:  # meant for a model that is gone

@@ -44,21 +44,17 @@ class RunningStats:
         self.error = ""  # the engine's last error
         self._lock = threading.Lock()
         self._counts = PublishedCounts()
-        self._model = ""
-        self._reset()
-
-    def _reset(self) -> None:
-        self._finished = 0
-        self._failed = 0
-        self._tokens = 0
-        self._ttft = Histogram()
-        self._firsts: deque[tuple[float, float]] = deque(maxlen=MOST_KEPT)  # monotonic, ms
+        self.begin()
 
     def begin(self, model: str = "") -> None:
         """Reset the roster's counters for a new incarnation, which serves this base model."""
         with self._lock:
-            self._reset()
             self._model = model
+            self._finished = 0
+            self._failed = 0
+            self._tokens = 0
+            self._ttft = Histogram()
+            self._firsts: deque[tuple[float, float]] = deque(maxlen=MOST_KEPT)  # monotonic, ms
 
     def note(self, published: Iterable[tuple[Run, Outcome]]) -> None:
         """Count outcomes that were just published."""

@@ -76,7 +76,7 @@ class Pair:
 
     def rendered(self, request: Request, accepted_ms: int = NOON_MS) -> list[int]:
         """The worker's prompt for a chat that was accepted then."""
-        return self._chat.prompt(make_assignment(request, sid=f"normal/{accepted_ms}-0")).tokens
+        return self._chat.request(make_assignment(request, sid=f"normal/{accepted_ms}-0")).prompt
 
     def ours(self, case: Case) -> list[int]:
         """The worker's prompt for the chat that came over the wire."""

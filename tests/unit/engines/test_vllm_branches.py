@@ -14,7 +14,7 @@ from worker.engines import EngineEvent, Finished, RequestError, TokenDelta
 from worker.engines.resume import TextStream
 from worker.engines.vllm.branches import Branch, Branches, request_of_choice
 from worker.engines.vllm.collectors import Continued, Diverged, Repeated
-from worker.engines.vllm.request import EnginePrompt, EngineRequest
+from worker.engines.vllm.request import EngineRequest
 
 
 def cut(**params: Any) -> Assignment:
@@ -24,8 +24,8 @@ def cut(**params: Any) -> Assignment:
 
 
 def several(assignment: Assignment) -> tuple[Branches, list[Branch]]:
-    asked = EngineRequest.of(assignment, EnginePrompt([0, 1]))
-    branches = Branches(asked)
+    asked = EngineRequest.of(assignment, [0, 1])
+    branches = Branches()
     made = []
     for index in range(3):
         one = request_of_choice(asked, index)
@@ -39,7 +39,7 @@ def deltas(events: list[EngineEvent]) -> list[tuple[int, list[int]]]:
 
 
 def test_each_choice_knows_its_own_published_tokens() -> None:
-    asked = EngineRequest.of(cut(), EnginePrompt([0, 1]))
+    asked = EngineRequest.of(cut(), [0, 1])
 
     assert asked.by_choice == ([1, 2], [5], [])
     assert [request_of_choice(asked, index).published for index in range(3)] == [[1, 2], [5], []]
@@ -102,7 +102,7 @@ def test_a_choice_that_a_stop_string_ended_is_recognized_by_its_text() -> None:
     assignment = ask(
         "7-0", published=[1, 5, 2], choices=b"\0\1\0", n=2, stop=["c"], detokenize=True, stream=True
     )
-    asked = EngineRequest.of(assignment, EnginePrompt([0, 1]))
+    asked = EngineRequest.of(assignment, [0, 1])
 
     stopped = []
     for index in range(2):
@@ -124,7 +124,7 @@ def step(*parts: tuple[int, list[int], str | None]) -> SimpleNamespace:
 
 
 def repeated() -> Repeated:
-    asked = EngineRequest.of(cut(seed=1), EnginePrompt([0, 1]))
+    asked = EngineRequest.of(cut(seed=1), [0, 1])
     assert isinstance(asked, EngineRequest)
     return Repeated(asked)
 

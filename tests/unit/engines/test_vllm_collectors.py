@@ -17,19 +17,17 @@ from worker.engines.vllm.collectors import (
     Continued,
     Diverged,
     EngineRequest,
-    OutputCollector,
     Repeated,
     Streamed,
     Whole,
 )
-from worker.engines.vllm.request import EnginePrompt
 
 LETTERS = Tokenizer(models.WordLevel({chr(97 + at): at for at in range(26)}, "a"))
 LETTERS.decoder = decoders.Fuse()
 
 
 def asked(assignment: Assignment) -> EngineRequest:
-    return EngineRequest.of(assignment, EnginePrompt([0, 1]))
+    return EngineRequest.of(assignment, [0, 1])
 
 
 def output(
@@ -58,7 +56,7 @@ def output(
     )
 
 
-def take(answer: OutputCollector | Branch, *outputs: Any) -> list[EngineEvent]:
+def take(answer: Streamed | Branch, *outputs: Any) -> list[EngineEvent]:
     events: list[EngineEvent] = []
     for one in outputs:
         answer.take(one, events)

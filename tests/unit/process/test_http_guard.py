@@ -13,9 +13,9 @@ from tokenyard.process.http_guard import (
     SiteGuard,
 )
 
-LOCAL = SiteGuard.of(["127.0.0.5", "https://api.example.com"])
-KEYED = SiteGuard.of(None)
-LISTED = SiteGuard.of([], ["https://app.example.com", "chrome-extension://abc"])
+LOCAL = SiteGuard(["127.0.0.5", "https://api.example.com"])
+KEYED = SiteGuard(None)
+LISTED = SiteGuard([], ["https://app.example.com", "chrome-extension://abc"])
 HOST = "localhost:8000"
 
 
@@ -87,6 +87,6 @@ def test_what_a_page_embeds_or_sends_without_an_origin_is_refused(site: str) -> 
 def test_a_page_of_a_listed_origin_may_send(origin: str) -> None:
     sent = {"host": HOST, "origin": origin, "sec_fetch_site": "cross-site"}
     assert refusal(LISTED, **sent) is None
-    assert refusal(SiteGuard.of(None, ["*"]), **sent) is None
+    assert refusal(SiteGuard(None, ["*"]), **sent) is None
     assert refusal(LISTED, **sent | {"host": "evil.example"}) is FOREIGN_HOST
     assert refusal(LISTED, **sent | {"origin": f"{origin}:8"}) is FOREIGN_PAGE

@@ -54,7 +54,7 @@ def test_its_socket_has_a_name_that_a_socket_may_have(
     groups.start()
     leader = Mock()
     groups._numbers = itertools.count(9999)
-    groups.form(leader, [], Goal(Mock(), (0,)), "")
+    groups.form([leader], Goal(Mock(), (0,)), "")
     address = leader.load.call_args.args[1].address
     Listener(address, "AF_UNIX").close()
     groups.stop()

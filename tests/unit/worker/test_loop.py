@@ -15,6 +15,7 @@ from tokenyard.protocol.wire import Assignment
 from tokenyard.scripts.answers import CancelledUse, Publication
 from worker.engines import RequestError
 from worker.messages import (
+    AbortRequests,
     Asleep,
     Delivery,
     Done,
@@ -28,7 +29,6 @@ from worker.messages import (
     ReloadWeights,
     Serve,
     Sleep,
-    Stale,
     Stop,
     Unload,
     Wake,
@@ -81,8 +81,8 @@ def test_a_delivery_to_an_earlier_incarnation_is_dropped(rig: LoopRig) -> None:
 def test_a_stale_request_leaves_the_engine(rig: LoopRig) -> None:
     rig.deliver("1-0")
     rig.deliver("2-0")
-    rig.loop.inbox.put(Stale("w.1", "1-0"))
-    rig.loop.inbox.put(Stale("w.0", "2-0"))  # about an entry of an earlier incarnation
+    rig.loop.inbox.put(AbortRequests("w.1", ["1-0"]))
+    rig.loop.inbox.put(AbortRequests("w.0", ["2-0"]))  # about an entry of an earlier incarnation
 
     rig.turn()
 
@@ -97,7 +97,7 @@ class TestCharged:
         rig.engine.made = [5, 6]
         rig.deliver("1-0")
         rig.deliver("2-0")
-        rig.say(Stale("w.1", "1-0", "ann/q/1"))
+        rig.say(AbortRequests("w.1", ["1-0"], "ann/q/1"))
 
         assert rig.engine.has == ["2-0"]
         assert rig.loop.unfinished == 1
@@ -106,8 +106,8 @@ class TestCharged:
         assert told.used == CancelledUse("ann", "q/1", "1-0", 3, 0, 2)
 
     def test_a_request_that_never_came_is_reported_as_not_begun(self, rig: LoopRig) -> None:
-        rig.loop.inbox.put(Stale("w.1", "1-0", "ann/1"))
-        rig.loop.inbox.put(Stale("w.0", "2-0", "ann/2"))  # of an earlier incarnation
+        rig.loop.inbox.put(AbortRequests("w.1", ["1-0"], "ann/1"))
+        rig.loop.inbox.put(AbortRequests("w.0", ["2-0"], "ann/2"))  # of an earlier incarnation
 
         rig.turn()
 
@@ -117,7 +117,7 @@ class TestCharged:
     def test_a_request_that_waits_for_the_end_of_a_pause_has_not_begun(self, rig: LoopRig) -> None:
         rig.loop.inbox.put(PauseEngine("keep"))
         rig.deliver("1-0")
-        rig.say(Stale("w.1", "1-0", "ann/1"))
+        rig.say(AbortRequests("w.1", ["1-0"], "ann/1"))
 
         assert rig.sessions[0].settled == [Aborted("1-0", "ann/1", None)]
         assert rig.loop.unfinished == 0
@@ -128,7 +128,7 @@ class TestCharged:
         rig.bring("1-0")
         rig.engine.has.clear()  # it has ended, and the publisher has not got to it
 
-        rig.say(Stale("w.1", "1-0", "ann/1"))
+        rig.say(AbortRequests("w.1", ["1-0"], "ann/1"))
 
         assert rig.sessions[0].settled == []
         assert rig.loop.unfinished == 1
@@ -136,7 +136,7 @@ class TestCharged:
     def test_an_engine_that_cannot_tell_leaves_the_estimate(self, rig: LoopRig) -> None:
         rig.engine.made = None
         rig.deliver("1-0")
-        rig.say(Stale("w.1", "1-0", "ann/1"))
+        rig.say(AbortRequests("w.1", ["1-0"], "ann/1"))
 
         assert rig.sessions[0].settled == []
         assert rig.engine.has == []

@@ -13,6 +13,7 @@ from worker.engines import TokenDelta
 from worker.engines.simulated.backend import SimulatedBackend
 from worker.engines.simulated.engine import BROKEN
 from worker.messages import (
+    AbortRequests,
     CommandRefused,
     Done,
     Drain,
@@ -23,7 +24,6 @@ from worker.messages import (
     Serve,
     SetEpoch,
     Sleep,
-    Stale,
     UnpauseEngine,
     Wake,
 )
@@ -63,7 +63,7 @@ class TestKeep:
         rig.say(PauseEngine("keep"))
         rig.bring("2-0")
 
-        rig.say(Stale("w.1", "2-0"))
+        rig.say(AbortRequests("w.1", ["2-0"]))
         rig.say(UnpauseEngine())
 
         assert rig.engine.has == ["1-0"]

@@ -14,7 +14,6 @@ from worker.host.pool import TICK_S
 from worker.host.process_state import State
 from worker.messages import (
     Asleep,
-    Attach,
     CommandRefused,
     Drain,
     Drained,
@@ -147,7 +146,7 @@ class TestGroups:
 
         (load,), (attach,) = two.heard("w-1"), two.heard("w-0")
         assert isinstance(load, LoadModel)
-        assert isinstance(attach, Attach)
+        assert isinstance(attach, LoadModel)
         assert load.spec == PAIR
         assert (load.group.rank, attach.group.rank) == (0, 1)
         assert load.group.address == attach.group.address

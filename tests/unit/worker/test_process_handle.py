@@ -94,7 +94,7 @@ class TestLife:
         handle = make_warm()
         group = RankGroup("a", 1, (0, 1))
 
-        handle.attach(A, group)
+        handle.load(A, group)
 
         assert (handle.state, handle.spec, handle.group) == (State.ATTACHED, A, group)
         handle.warm(Warm(Memory(host=1000), {"attached": 9.0}))

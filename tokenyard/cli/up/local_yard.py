@@ -25,6 +25,7 @@ from tokenyard.cli.up.child import Child, LogLine
 from tokenyard.process.embedded_broker import EmbeddedBroker
 from tokenyard.process.program import Exit
 from tokenyard.process.servers import EMBEDDED, choose_server
+from tokenyard.process.settings_options import options_of
 from tokenyard.protocol.errors import BrokerUnavailable
 from tokenyard.protocol.keys import Keys, Yard
 from tokenyard.protocol.settings import WorkerSettings
@@ -169,7 +170,7 @@ class LocalYard:
 
         yield child("coordinator", _COORDINATOR_STOP_S, "coordinator")
         stop_s = plan.worker.grace_s + _STOP_S
-        yield child(_WORKER, stop_s, "worker", *_worker_arguments(plan.worker))
+        yield child(_WORKER, stop_s, "worker", *options_of(plan.worker, _GIVEN))
         if plan.has_gateway:
             if not _FILES & env.keys():
                 env["TOKENYARD_GATEWAY_FILES_DIR"] = str(plan.data_dir.absolute() / "files")
@@ -321,11 +322,3 @@ def _answers(port: int, path: str) -> bool:
             return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False
-
-
-def _worker_arguments(worker: WorkerSettings) -> Iterator[str]:
-    for name in _GIVEN:
-        value = getattr(worker, name)
-        if value not in {None, "", ()}:
-            text = ",".join(value) if isinstance(value, tuple) else str(value)
-            yield f"--{name.replace('_', '-')}={text}"

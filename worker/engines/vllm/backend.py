@@ -27,6 +27,7 @@ from worker.engines.cpu_features import request_amx
 from worker.engines.device import (
     DeviceLock,
     GpuSensors,
+    causes,
     find_sensors,
     is_device_lost,
     is_out_of_memory,
@@ -162,7 +163,8 @@ class CoreBackend:
         except BaseException as error:
             if executor is not None:
                 executor.release()
-            _forget_frames(error)  # the frames hold the unfinished engine
+            for one in causes(error):  # their frames hold the unfinished engine
+                traceback.clear_frames(one.__traceback__)
             self._clean_up_behind(error, spec)
             raise
 
@@ -263,10 +265,3 @@ def settle() -> None:
     """Keep what the first model has left, and return the rest of its memory."""
     warm_base.freeze()
     warm_base.give_back()
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Clear the local variables in the tracebacks of an error and its causes."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__

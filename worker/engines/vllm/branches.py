@@ -28,8 +28,7 @@ logger = logging.getLogger("tokenyard.worker")
 class Branches:
     """The choices of one request and their outputs."""
 
-    def __init__(self, asked: EngineRequest) -> None:
-        self.asked = asked
+    def __init__(self) -> None:
         self.all: list[Branch] = []
         self.has_failed = False
         self._ended: dict[int, Finished] = {}
@@ -60,7 +59,7 @@ class Branches:
 
 
 class Branch:
-    """One choice: see `worker.engines.vllm.collectors.OutputCollector`."""
+    """One choice: see `worker.engines.vllm.engine.OutputCollector`."""
 
     def __init__(self, branches: Branches, index: int, answer: Continued) -> None:
         self.asked = answer.asked

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
@@ -41,22 +41,6 @@ class Diverged(Exception):
         self.at = at
 
 
-class OutputCollector(Protocol):
-    """Collects the outputs of one request."""
-
-    asked: EngineRequest
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the request is finished."""
-
-    def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
-        """Add the events of one step; raises `Diverged`."""
-
-    def so_far(self) -> Finished:
-        """The output so far."""
-
-
 @dataclass(slots=True)
 class _Growing:
     """The output of a choice so far."""
@@ -83,7 +67,7 @@ class Streamed:
         self._choices = [_Growing() for _ in range(asked.params.n)]
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
-        """See `OutputCollector`."""
+        """Add the events of one step; raises `Diverged`."""
         if self._prompt_logprobs is None and (output.prompt_logprobs or _scores(output)):
             self._take_prompt_logprobs(output.prompt_logprobs or [], output)
         if self._cached == (None, None):
@@ -123,7 +107,9 @@ class Streamed:
             return None
         logprobs = None
         if self._logprobs is not None and part.logprobs is not None:
-            logprobs = token_entries(tokens, _positions(part)[: len(tokens)], self._logprobs)
+            # Never in vLLM's flat form, which we do not request.
+            positions = cast("list[dict[int, Logprob]]", part.logprobs)
+            logprobs = token_entries(tokens, positions[: len(tokens)], self._logprobs)
             choice.logprobs.extend(logprobs)
         return TokenDelta(
             self.asked.key,
@@ -182,7 +168,7 @@ class Repeated(Streamed):
         self.shown = asked.by_choice
 
     def take(self, output: RequestOutput, events: list[EngineEvent]) -> None:
-        """See `OutputCollector`; a step that diverges adds no event."""
+        """Add the events of one step; one that diverges adds none."""
         before = len(events)
         try:
             super().take(output, events)
@@ -296,11 +282,6 @@ def _cached(asked: EngineRequest, output: RequestOutput) -> tuple[int | None, in
     # Older versions of vLLM do not tell.
     created: int | None = getattr(output, "num_cache_creation_tokens", None)
     return cached, None if created is None else min(created, len(asked.prompt) - cached)
-
-
-def _positions(part: CompletionOutput) -> list[dict[int, Logprob]]:
-    """Logprobs of new tokens; never in vLLM's flat form, which we do not request."""
-    return cast("list[dict[int, Logprob]]", part.logprobs)
 
 
 def _fault(asked: EngineRequest, reason: str) -> RequestError:

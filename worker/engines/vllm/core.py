@@ -159,7 +159,6 @@ class Core:
             self._keys.clear()
         return refused
 
-    @property
     def is_worn(self) -> bool:
         """Whether its process should be replaced once it is idle; any thread may ask."""
         return self._grammars.is_stuck

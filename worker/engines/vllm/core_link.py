@@ -26,7 +26,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from tokenyard import clock
 from worker.engines import DeviceLost, DeviceUnusable, Unsupported
 from worker.engines.connecting import connect
-from worker.engines.vllm.core import Core, CoreInfo
+from worker.engines.vllm.core import Core
 
 log = logging.getLogger("tokenyard.worker.core")
 
@@ -117,7 +117,6 @@ class SocketLink(EngineCoreClient):
         self._wake: Callable[[], None] = lambda: None
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
-        self.info: CoreInfo
         threading.Thread(target=self._receive, name="core", daemon=True).start()
 
     def listen(self, wake: Callable[[], None]) -> None:
@@ -128,11 +127,6 @@ class SocketLink(EngineCoreClient):
     def has_outputs(self) -> bool:
         """Whether there are outputs or refused requests to take, or an error to raise."""
         return not (self._outputs.empty() and self._refused.empty()) or self._fault is not None
-
-    @property
-    def is_worn(self) -> bool:
-        """Whether the core's process should be replaced once it is idle; any thread may ask."""
-        return bool(self.call("is_worn"))
 
     def refused(self) -> Mapping[str, str]:
         """Requests whose grammars cannot be compiled, by lane entry, with the reasons."""

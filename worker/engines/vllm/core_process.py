@@ -32,7 +32,7 @@ class CoreProcess:
         at_once = {
             "memory": backend.memory,
             "read_sensors": backend.read_sensors,
-            "is_worn": lambda: self._core is not None and self._core.is_worn,
+            "is_worn": lambda: self._core is not None and self._core.is_worn(),
         }
         self._server = CoreServer(address, at_once)
         self._core: Core | None = None

@@ -35,7 +35,6 @@ from worker.engines.vllm.branches import (
 from worker.engines.vllm.collectors import (
     Continued,
     Diverged,
-    OutputCollector,
     Repeated,
     Streamed,
     Whole,
@@ -45,7 +44,7 @@ from worker.engines.vllm.grammars import GrammarLimits, check_grammar
 from worker.engines.vllm.params import ParamsMaker, reason_of, refusal
 from worker.engines.vllm.pooling_answer import PooledPart
 from worker.engines.vllm.reasoning import Reasoning
-from worker.engines.vllm.request import EnginePrompt, EngineRequest
+from worker.engines.vllm.request import EngineRequest
 from worker.engines.vllm.sleep import LEVELS, can_sleep
 from worker.engines.vllm.tokenizer import ModelTokenizer
 from worker.engines.vllm.warm_base import replaced
@@ -54,10 +53,14 @@ from worker.models import ModelSpec
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
+    from worker.engines.vllm.core import CoreInfo
     from worker.engines.vllm.core_link import SocketLink
     from worker.engines.vllm.pooling import Pooling
 
 logger = logging.getLogger("tokenyard.worker")
+
+#: Collects the outputs of one request of vLLM's.
+OutputCollector = Streamed | Branch | PooledPart
 
 
 class VllmEngine:
@@ -71,12 +74,12 @@ class VllmEngine:
         self,
         spec: ModelSpec,
         link: SocketLink,
+        info: CoreInfo,
         *,
         log_stats: bool = False,
         grammars: GrammarLimits | None = None,
     ) -> None:
         """With ``log_stats`` vLLM keeps metrics for `worker.process.stats.read_stats`."""
-        info = link.info
         config = info.config
         self._link = link
         self._spec = spec
@@ -139,10 +142,9 @@ class VllmEngine:
         self._reasoning.check(request)
         self._check_for_runner(params)
         self._tokenizer.check(params, request.wants_text)
-        prompt = self._tokenizer.prompt(assignment)
+        asked = self._tokenizer.request(assignment)
         vocab_size, max_model_len = self.info.vocab_size, self.info.max_model_len
-        check_prompt(prompt_field(request), prompt.tokens, vocab_size, max_model_len)
-        asked = EngineRequest.of(assignment, prompt)
+        check_prompt(prompt_field(request), asked.prompt, vocab_size, max_model_len)
         way = choose_way(
             params,
             published=any(asked.by_choice),
@@ -187,7 +189,7 @@ class VllmEngine:
     @property
     def is_worn(self) -> bool:
         """Whether its process should be replaced; see `worker.engines.Engine.is_worn`."""
-        return self._link.is_worn
+        return bool(self._link.call("is_worn"))
 
     def step(self) -> list[EngineEvent]:
         """Run one step for all running requests; after an exception the engine is unusable."""
@@ -263,32 +265,32 @@ class VllmEngine:
             raise RuntimeError("the engine sleeps; wake it first")
         if assignment.media:
             raise InvalidRequest("messages", f"the task {request.task} takes text only")
-        prompt = EnginePrompt([])
         if request.messages is not None:
-            prompt = self._tokenizer.prompt(assignment)
-        answer = pooling.prepare(EngineRequest.of(assignment, prompt))
+            asked = self._tokenizer.request(assignment)
+        else:
+            asked = EngineRequest.of(assignment, [])
+        answer, parts = pooling.prepare(asked)
         lora = self._adapters.get(request.model)
         ids = self._branches[assignment.entry] = []
-        for part in answer.parts:
-            one = PooledPart(answer, part)
+        for part in parts:
             try:
                 engine.add_request(
-                    one.request_id,
+                    part.request_id,
                     part.prompt,
                     part.params,
                     lora_request=lora,
                     priority=request.priority,
                 )
             except Exception as error:  # noqa: BLE001 - no common base class in all versions
-                engine.abort_request([one.request_id])  # vLLM may have added part of it
+                engine.abort_request([part.request_id])  # vLLM may have added part of it
                 try:
                     answer.refuse(part.index, reason_of(error))
                 except InvalidRequest:
                     self.abort([assignment.entry])
                     raise
                 continue
-            ids.append(one.request_id)
-            self._answers[one.request_id] = one
+            ids.append(part.request_id)
+            self._answers[part.request_id] = part
         if answer.is_over:
             self.abort([assignment.entry])
             self._ready.append(answer.end())
@@ -302,7 +304,7 @@ class VllmEngine:
         answer: OutputCollector = Whole(asked)
         if streams:
             answer = Repeated(asked) if way is Way.AGAIN else Streamed(asked)
-        self._submit(answer, [], streams, self._tokenizer.detokenizes(asked), changes)
+        self._submit(answer, [], self._tokenizer.detokenizes(asked), changes)
 
     def _go_on(self, asked: EngineRequest) -> None:
         """Continue a request after its published tokens, each choice after its own."""
@@ -317,7 +319,7 @@ class VllmEngine:
             self._continue(answer, answer, asked.key)
 
     def _go_on_with_all(self, asked: EngineRequest) -> None:
-        branches = Branches(asked)
+        branches = Branches()
         choices = [request_of_choice(asked, index) for index in range(asked.params.n)]
         made = [
             Branch(branches, index, Continued(one, self._tokenizer.text_stream(one)))
@@ -343,13 +345,12 @@ class VllmEngine:
         if self._fails_by_prompt_scores:
             changes.pop("prompt_logprobs", None)
         decodes = wanted(asked.params) is not None and self._tokenizer.detokenizes(asked)
-        self._submit(answer, asked.published, True, decodes, changes, request_id)
+        self._submit(answer, asked.published, decodes, changes, request_id)
 
     def _submit(
         self,
         answer: OutputCollector,
         published: list[int],
-        streams: bool,
         detokenize: bool,
         changes: dict[str, Any],
         request_id: str = "",
@@ -362,6 +363,7 @@ class VllmEngine:
         if self._asleep:
             raise RuntimeError("the engine sleeps; wake it first")
         asked = answer.asked
+        streams = not isinstance(answer, Whole)
         params = self._params.make(asked.params, streams, detokenize, changes)
         request_id = request_id or asked.key
         # vLLM 0.26 applies this to all requests added later.

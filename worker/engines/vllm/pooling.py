@@ -25,8 +25,10 @@ from tokenyard.protocol.errors import InvalidRequest
 from tokenyard.protocol.wire import TASKS, Input, Task, unpack_tokens
 from worker.engines.admission import check_ids
 from worker.engines.vllm.params import reason_of
-from worker.engines.vllm.pooling_answer import QUERY, Making, Part, PoolingAnswer
+from worker.engines.vllm.pooling_answer import QUERY, PooledPart, PoolingAnswer
 from worker.engines.vllm.request import EngineRequest
+
+Prepared = tuple[PoolingAnswer, list[PooledPart]]
 
 
 class Pooling:
@@ -54,8 +56,8 @@ class Pooling:
         found = {self._own, "score" if self._scoring else None}
         return tuple(task for task in TASKS if task in found)
 
-    def prepare(self, asked: EngineRequest) -> PoolingAnswer:
-        """The parts of a request; raises `InvalidRequest` where none can run."""
+    def prepare(self, asked: EngineRequest) -> Prepared:
+        """The answer to a request, and its parts; raises `InvalidRequest` where none can run."""
         request = asked.assignment.request
         params = msgspec.structs.asdict(request.pooling)
         cut = params.pop("truncate_prompt_tokens")
@@ -67,20 +69,27 @@ class Pooling:
             pooling.clone().verify(self._model)
         except Exception as error:  # vLLM's validation errors have no common base class
             raise InvalidRequest("params", reason_of(error)) from error
-        making = Making(request, pooling, {} if cut is None else {"truncate_prompt_tokens": cut})
+        tokenization = {} if cut is None else {"truncate_prompt_tokens": cut}
         if request.task == "score":
-            return self._prepare_score(asked, making)
+            return self._prepare_score(asked, pooling, tokenization)
         inputs = request.inputs or [_only_input(asked)]
-        answer = PoolingAnswer(asked, len(inputs), making)
+        answer, parts = PoolingAnswer(asked, len(inputs)), []
         for index, one in enumerate(inputs):
             try:
-                answer.parts.append(self._part(index, one, making))
+                parts.append(self._part(answer, index, one, pooling, tokenization))
             except InvalidRequest as error:
                 answer.refuse(index, error.message)
-        return answer
+        return answer, parts
 
-    def _part(self, index: int, one: Input, making: Making) -> Part:
-        name, params = making.field(index), making.params
+    def _part(
+        self,
+        answer: PoolingAnswer,
+        index: int,
+        one: Input,
+        params: PoolingParams,
+        tokenization: dict[str, Any],
+    ) -> PooledPart:
+        name = answer.field_of(index)
         prompt: Any = one
         if not isinstance(one, str):
             ids, boundary = _joined(one)
@@ -92,28 +101,30 @@ class Pooling:
             if boundary:
                 params = params.clone()
                 params.extra_kwargs = {"compressed_token_type_ids": boundary}
-        salt = making.request.prefix_salt
+        salt = answer.asked.assignment.request.prefix_salt
         try:
             [rendered] = self._renderer.render_cmpl(
                 [parse_model_prompt(self._model, prompt)],
-                self._renderer.default_cmpl_tok_params.with_kwargs(**making.tokenization),
+                self._renderer.default_cmpl_tok_params.with_kwargs(**tokenization),
                 prompt_extras={"cache_salt": salt} if salt else None,
             )
         except Exception as error:  # as above
             raise InvalidRequest(name, reason_of(error)) from error
-        return Part(index, rendered, params)
+        return PooledPart(answer, index, rendered, params)
 
-    def _prepare_score(self, asked: EngineRequest, making: Making) -> PoolingAnswer:
-        request, scoring = making.request, self._scoring
+    def _prepare_score(
+        self, asked: EngineRequest, params: PoolingParams, tokenization: dict[str, Any]
+    ) -> Prepared:
+        request, scoring = asked.assignment.request, self._scoring
         if scoring is None:
             raise InvalidRequest("task", "this model gives no single score")
         documents: list[Any] = [*(request.inputs or ())] or [request.prompt or ""]
-        answer = PoolingAnswer(asked, len(documents), making, partial(_scores, scoring))
+        answer, parts = PoolingAnswer(asked, len(documents), partial(_scores, scoring)), []
         context = OfflineScoringInputsContext(
             pooling_task=scoring.pooling_task,
             scoring_data=scoring.valid_inputs(request.query, documents),
-            pooling_params=making.params.clone(),
-            tokenization_kwargs=making.tokenization,
+            pooling_params=params.clone(),
+            tokenization_kwargs=tokenization,
             lora_request=None,
             chat_template=None,
             priorities=None,
@@ -123,10 +134,10 @@ class Pooling:
         for index, one in enumerate(factory(), QUERY if answer.has_query else 0):
             try:
                 made = scoring.render(one)
-                answer.parts.append(Part(index, made["prompts"], made["params"]))
+                parts.append(PooledPart(answer, index, made["prompts"], made["params"]))
             except Exception as error:  # noqa: BLE001 - whatever vLLM's processor raises
                 answer.refuse(index, reason_of(error))
-        return answer
+        return answer, parts
 
 
 def _scores(

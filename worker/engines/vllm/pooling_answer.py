@@ -11,7 +11,7 @@ from vllm import PoolingParams
 
 from tokenyard.protocol.errors import Code, InvalidRequest
 from tokenyard.protocol.replies import Choice, ErrorInfo
-from tokenyard.protocol.wire import Request, prompt_field
+from tokenyard.protocol.wire import prompt_field
 from worker.engines import EngineEvent, Finished, PoolingOutput, RequestError
 from worker.engines.vllm.request import EngineRequest
 
@@ -26,47 +26,28 @@ MAX_DATA_BYTES: Final = 64 * 1024 * 1024
 QUERY: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What vLLM runs for one input, or for the query: a rendered prompt with its parameters."""
-
-    index: int
-    prompt: Any
-    params: PoolingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Making:
-    """What the parts of a request have in common."""
-
-    request: Request
-    params: PoolingParams
-    tokenization: dict[str, Any]
-
-    def field(self, index: int) -> str:
-        """The name of an input in an error."""
-        if index == QUERY:
-            return "query"
-        return prompt_field(self.request) if self.request.inputs is None else f"inputs[{index}]"
-
-
 @dataclass(slots=True)
 class PoolingAnswer:
     """The outputs of one request that pools."""
 
     asked: EngineRequest
     count: int
-    making: Making
     join: Join | None = None
     has_query: bool = False
-    parts: list[Part] = field(default_factory=list)
     refused: dict[int, InvalidRequest] = field(default_factory=dict)
     outputs: dict[int, PoolingRequestOutput] = field(default_factory=dict)
     fault: str = ""
 
+    def field_of(self, index: int) -> str:
+        """The name of an input in an error."""
+        if index == QUERY:
+            return "query"
+        request = self.asked.assignment.request
+        return prompt_field(request) if request.inputs is None else f"inputs[{index}]"
+
     def refuse(self, index: int, why: str) -> None:
         """One input cannot run; raises the error where it is the only one, or all need it."""
-        error = InvalidRequest(self.making.field(index), why)
+        error = InvalidRequest(self.field_of(index), why)
         if index == QUERY or self.asked.assignment.request.inputs is None:
             raise error
         self.refused[index] = error
@@ -126,18 +107,25 @@ class PoolingAnswer:
 
 
 class PooledPart:
-    """One part in the engine: see `worker.engines.vllm.collectors.OutputCollector`."""
+    """What vLLM runs for one input, or for the query: see `worker.engines.vllm.engine`.
 
-    def __init__(self, answer: PoolingAnswer, part: Part) -> None:
+    ``prompt`` is rendered.
+    """
+
+    def __init__(
+        self, answer: PoolingAnswer, index: int, prompt: Any, params: PoolingParams
+    ) -> None:
         self.asked = answer.asked
         self.answer = answer
+        self.index = index
+        self.prompt = prompt
+        self.params = params
         self.is_finished = False
-        self._index = part.index
 
     @property
     def request_id(self) -> str:
         """The request id in vLLM."""
-        return f"{self.asked.key}#{self._index}"
+        return f"{self.asked.key}#{self.index}"
 
     @property
     def ends_request(self) -> bool:
@@ -150,7 +138,7 @@ class PooledPart:
         self.is_finished = True
         if error := getattr(pooled, "error", None):
             self.answer.fault = str(error.message)
-        self.answer.outputs[self._index] = pooled
+        self.answer.outputs[self.index] = pooled
         if self.answer.is_over:
             events.append(self.answer.end())
 

@@ -55,8 +55,8 @@ class RemoteBackend:
         from worker.engines.vllm.engine import VllmEngine
 
         link = self._connected()
-        link.info = link.call("load", spec, group, weights)
-        return VllmEngine(spec, link, log_stats=self._log_stats, grammars=self._grammars)
+        info = link.call("load", spec, group, weights)
+        return VllmEngine(spec, link, info, log_stats=self._log_stats, grammars=self._grammars)
 
     def attend(self, group: RankGroup) -> None:
         """See `worker.engines.Backend.attend`."""

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from tokenyard.protocol.wire import Assignment, SamplingParams
 from worker.engines.logprobs import most, wanted
 from worker.engines.resume import derive_seed, has_history
-
-
-class EnginePrompt(NamedTuple):
-    """A prompt as token ids, with what vLLM has made of its media."""
-
-    tokens: list[int]
-    media: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +21,13 @@ class EngineRequest:
     media: Mapping[str, Any] | None = None  # what vLLM has made of them
 
     @classmethod
-    def of(cls, assignment: Assignment, prompt: EnginePrompt) -> Self:
-        """The request of an assignment, with its prompt."""
+    def of(
+        cls, assignment: Assignment, prompt: list[int], media: Mapping[str, Any] | None = None
+    ) -> Self:
+        """The request of an assignment, with its prompt as token ids."""
         indexes = range(assignment.request.params.n)
         published = tuple(map(assignment.published_of, indexes))
-        return cls(assignment.without_media, prompt.tokens, published, prompt.media)
+        return cls(assignment.without_media, prompt, published, media)
 
     def prompt_and(self, published: list[int]) -> dict[str, Any]:
         """The prompt and tokens behind it, as vLLM takes them."""

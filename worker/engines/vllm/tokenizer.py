@@ -24,7 +24,7 @@ from worker.engines.logprobs import wanted
 from worker.engines.prompts import Encode, encode_text, remember_end_token, text_encoder
 from worker.engines.resume import TextStream
 from worker.engines.vllm.params import refusal
-from worker.engines.vllm.request import EnginePrompt, EngineRequest
+from worker.engines.vllm.request import EngineRequest
 
 Ending = tuple[str, int | str | None]  # finish and stop reason
 
@@ -45,24 +45,23 @@ class ModelTokenizer:
             self._chat = ChatPrompts(engine.renderer, self._max_model_len)
         self._end_tokens = _end_tokens(model, tokenizer)
 
-    def prompt(self, assignment: Assignment) -> EnginePrompt:
-        """The prompt as token ids; raises `InvalidRequest` if it cannot be tokenized."""
+    def request(self, assignment: Assignment) -> EngineRequest:
+        """The request with its prompt; raises `InvalidRequest` if it cannot be tokenized."""
         request = assignment.request
         if request.tokens is not None:
             tokens = unpack_tokens(request.tokens)
             if request.media and self._chat is not None:
                 return self._chat.with_media(tokens, assignment)
-            return EnginePrompt(tokens)
+            return EngineRequest.of(assignment, tokens)
         if self._encode is None or self._chat is None:
             field = prompt_field(request)
             raise InvalidRequest(field, "this model has no tokenizer; give tokens")
         if request.prompt is not None:
-            return EnginePrompt(
-                encode_text(
-                    "prompt", request.prompt, self.of_vllm, self._encode, self._max_model_len
-                )
+            tokens = encode_text(
+                "prompt", request.prompt, self.of_vllm, self._encode, self._max_model_len
             )
-        return self._chat.prompt(assignment)
+            return EngineRequest.of(assignment, tokens)
+        return self._chat.request(assignment)
 
     def check(self, params: SamplingParams, wants_text: bool) -> None:
         """Raise `InvalidRequest` for parameters that need a tokenizer if the model has none."""
@@ -149,8 +148,8 @@ class ChatPrompts:
         self._tokenizes = is_mistral_tokenizer(self._tokenizer)  # while rendering
         self._tells_time = isinstance(renderer, hf.HfRenderer)
 
-    def prompt(self, assignment: Assignment) -> EnginePrompt:
-        """The prompt of a chat.
+    def request(self, assignment: Assignment) -> EngineRequest:
+        """The request of a chat.
 
         A template that asks for the date gets that of the acceptance, shown in UTC, so that every
         attempt has the same prompt. Raises `InvalidRequest` if the model has no chat template, or
@@ -158,14 +157,14 @@ class ChatPrompts:
         """
         if not assignment.media:
             rendered = self._rendered(assignment)
-            return EnginePrompt(self._tokens(rendered))
+            return EngineRequest.of(assignment, self._tokens(rendered))
 
         with shown(assignment.media):
             rendered = self._rendered(assignment)
         return self._processed({**rendered, "prompt_token_ids": self._tokens(rendered)}, assignment)
 
-    def with_media(self, tokens: list[int], assignment: Assignment) -> EnginePrompt:
-        """A prompt as token ids, with a mark for each of its media."""
+    def with_media(self, tokens: list[int], assignment: Assignment) -> EngineRequest:
+        """The request of a prompt as token ids, with a mark for each of its media."""
         model = self._renderer.model_config
         try:
             data = read(assignment.request.media, assignment.media, model)
@@ -173,7 +172,7 @@ class ChatPrompts:
             raise InvalidRequest("media", f"cannot be read: {_reason(error)}") from error
         return self._processed({"prompt_token_ids": tokens, "multi_modal_data": data}, assignment)
 
-    def _processed(self, prompt: Any, assignment: Assignment) -> EnginePrompt:
+    def _processed(self, prompt: Any, assignment: Assignment) -> EngineRequest:
         """What the model's processor makes of a prompt and its media."""
         try:
             made: Any = self._renderer.process_for_engine(prompt, assignment.accepted_ms / 1000)
@@ -181,7 +180,7 @@ class ChatPrompts:
             raise InvalidRequest(
                 "media", f"the model cannot take them: {_reason(error)}"
             ) from error
-        return EnginePrompt(made["prompt_token_ids"], made)
+        return EngineRequest.of(assignment, made["prompt_token_ids"], made)
 
     def _rendered(self, assignment: Assignment) -> dict[str, Any]:
         """What the template makes of a chat: text or token ids, and its media."""
