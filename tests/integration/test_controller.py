@@ -156,7 +156,7 @@ def run(self):
 
 process.WorkerProcess.run = run
 settings = WorkerSettings(redis_url="redis://x", engine="simulated")
-process.main(settings, 0, logging.INFO, None, Connection(os.dup(2)))
+process.main(settings, 0, logging.INFO, None, Connection(os.dup(2)), "", False)
 """
 
 
