@@ -32,7 +32,7 @@ def test_an_entry_has_what_it_was_given_and_what_waits(yard: PlayedYard) -> None
     assert found.waiting == {"retry": 0, "high": 1, "normal": 0, "low": 2}
     assert found.of_tenants == 1
     assert (found.epoch, found.running, found.finished, found.tokens) == (3, 2, 7, 90)
-    assert (found.seconds, found.ttft, found.wait) == (10.0, [0, 4], [])
+    assert (found.seconds, found.ttft, found.wait) == (10.0, [0, 4], ())
     assert abs(found.at_ms - yard.now_ms) < 60_000
 
 
