@@ -34,7 +34,7 @@ _REASONS: Final = {408: b"Request Timeout", 431: b"Request Header Fields Too Lar
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """A connection with bounds, of which each server has a kind with its own settings."""
+    """See `bounded` for its settings."""
 
     receive_s: float
     send_s: float
@@ -154,6 +154,12 @@ class BoundedConnection(HttpToolsProtocol):
         self.transport.abort()
 
 
+def bounded(settings: HttpSettings, kind: type[BoundedConnection]) -> type[BoundedConnection]:
+    """A kind of connection with a program's settings."""
+    own = {"receive_s": settings.receive_s, "send_s": settings.send_s}
+    return type("Connection", (kind,), own)
+
+
 def listen(settings: HttpSettings) -> socket.socket:
     """Open the port first: a port that is taken should not cost the time of an import.
 
@@ -203,14 +209,13 @@ class HttpServer(QuietServer):
     """uvicorn with our bounds."""
 
     def __init__(self, app: ASGIApp, settings: HttpSettings, kind: type[BoundedConnection]) -> None:
-        own = {"receive_s": settings.receive_s, "send_s": settings.send_s}
         config = uvicorn.Config(
             app,
             log_config=None,
             access_log=False,
             lifespan="off",
             server_header=False,
-            http=type("Connection", (kind,), own),
+            http=bounded(settings, kind),
             ws="none",
             timeout_keep_alive=math.ceil(settings.idle_s),
             limit_concurrency=settings.max_connections,
