@@ -278,6 +278,7 @@ class Watched:
         """What a read brings; raises `FrontGone` where the peer goes first."""
         reading = asyncio.ensure_future(message)
         if reading not in await first_of(reading, self.until(zmq.EVENT_DISCONNECTED)):
+            self.socket.linger = 0  # the next front end there is not told what this one was
             raise FrontGone
         return reading.result()
 

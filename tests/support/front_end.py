@@ -70,14 +70,22 @@ class FrontEnd:
         """End as a killed process does."""
         self._context.destroy(linger=0)
 
+    def hear(self) -> list[bytes]:
+        """Wait for the next message of one who introduces itself."""
+        return self._door.recv_multipart()
+
     def meet(self) -> None:
         """Wait for an engine, and take it."""
-        engine, hello = self._door.recv_multipart()
+        self.greet()
+        self.wait_for_engine()
+
+    def greet(self) -> None:
+        """Wait for an engine, and tell it where to go."""
+        engine, hello = self.hear()
         assert _decode(hello)["status"] == "HELLO"
         told = {"inputs": [_address(self._inputs)], "outputs": [_address(self._outputs)]}
         self._door.send_multipart([engine, _encode({"addresses": told, "parallel_config": {}})])
-        assert _decode(self._door.recv_multipart()[1])["status"] == "READY"
-        self.wait_for_engine()
+        assert _decode(self.hear()[1])["status"] == "READY"
 
     def wait_for_engine(self) -> None:
         """Wait until an engine says that it is there."""
