@@ -109,7 +109,7 @@ def _play(connection: redis.Redis, way: Way, streams: int, tokens: int, steps: i
     scripts = Scripts(Yard(connection, keys))
     held = _assignments(scripts, way, streams)
     worker = held[0][1]
-    read: dict[Any, Any] = {destination(keys, one.request): "0" for one, _ in held}
+    read: dict[Any, Any] = {destination(keys, one.request)[0]: "0" for one, _ in held}
     for step in range(steps):
         made, seq = pack_tokens([step % 128] * tokens), step * tokens
         deltas = [
