@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -24,22 +25,24 @@ def pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[SocketLink, Connection]]:
     """The link of a front, which would end its process, and its core's end."""
-    address, ended = str(tmp_path / "core"), threading.Event()
+    address, ending = str(tmp_path / "core"), SimpleQueue[threading.Thread]()
 
     def end(status: int) -> None:
-        ended.set()
+        ending.put(threading.current_thread())
         raise SystemExit(status)  # of the thread
 
     monkeypatch.setattr("os._exit", end)
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
     monkeypatch.setattr("worker.engines.vllm.core_link._FAULT_S", 0.0)
     with Listener(address, "AF_UNIX") as listener, ThreadPoolExecutor(1) as pool:
         link = pool.submit(SocketLink, address, 10.0)
         with listener.accept() as core:
             yield link.result(10.0), core
-        assert ended.wait(30.0)
+        thread = ending.get(timeout=30.0)
+        thread.join(30.0)  # else a later test would be told of its end
+        assert not thread.is_alive()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of `end`
 def test_what_a_dying_core_does_not_take_is_no_error_of_the_front(
     pair: tuple[SocketLink, Connection],
 ) -> None:
