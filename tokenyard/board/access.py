@@ -30,6 +30,7 @@ from tokenyard.board.reading import Busy, YardReader
 from tokenyard.board.settings import BoardOptions
 from tokenyard.protocol.api_keys import ID_DIGITS, Role, decode_key, key_digest
 from tokenyard.protocol.keys import Yard
+from tokenyard.protocol.streams import decoded
 
 log = logging.getLogger("tokenyard.board")
 
@@ -53,6 +54,9 @@ class BoardSession(Struct, frozen=True):
     """What Redis has of a session."""
 
     key: str  # digest
+
+
+_session_decoder: Final = msgspec.json.Decoder(BoardSession)
 
 
 class Door:
@@ -224,16 +228,14 @@ class Door:
 def _look_up(yard: Yard, kind: str, digest: str) -> Actor | None:
     """The actor of a key's or a session's digest, as Redis knows it now."""
     run: Any = yard.connection
-    try:
-        if kind == "session":
-            packed = run.get(yard.keys.board_session(digest))
-            if packed is None:
-                return None
-            digest = msgspec.json.decode(packed, type=BoardSession).key
-        packed = run.hget(yard.keys.api_keys, digest)
-        key = None if packed is None else decode_key(packed)
-    except msgspec.DecodeError:
-        return None
+    if kind == "session":
+        packed = run.get(yard.keys.board_session(digest))
+        session = decoded(packed or b"", _session_decoder.decode)
+        if session is None:
+            return None
+        digest = session.key
+    packed = run.hget(yard.keys.api_keys, digest)
+    key = decoded(packed or b"", decode_key)
     if key is None or key.role is None:
         return None
     return Actor(f"{digest[:ID_DIGITS]} {key.name[:_MOST_NAME]}".rstrip(), key.role)

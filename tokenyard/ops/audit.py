@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from tokenyard.protocol.keys import Yard
+from tokenyard.protocol.streams import decoded
 from tokenyard.yard.reads import is_entry
 
 #: The role of those who use the command line.
@@ -21,6 +22,7 @@ MAX_ENTRIES: Final = 10_000
 #: Most characters of each of its texts.
 MAX_CHARACTERS: Final = 1_000
 _MOST_DETAILS: Final = 20
+_details_decoder: Final = msgspec.json.Decoder(dict[str, str])
 _TEXTS: Final = ("who", "role", "action", "target", "why", "text", "error")
 
 
@@ -73,13 +75,9 @@ def _cut(text: str) -> str:
 
 def _read(entry: bytes, fields: Mapping[bytes, bytes]) -> AuditEntry:
     texts = {name.decode(errors="replace"): value for name, value in fields.items()}
-    try:
-        details = msgspec.json.decode(texts.get("details", b"{}"), type=dict[str, str])
-    except msgspec.DecodeError:
-        details = {}
     return AuditEntry(
         **{name: texts.get(name, b"").decode(errors="replace") for name in _TEXTS},
-        details=details,
+        details=decoded(texts.get("details", b"{}"), _details_decoder.decode) or {},
         entry=entry.decode(),
         at_ms=int(entry.partition(b"-")[0]),
     )

@@ -163,6 +163,9 @@ class Pass(msgspec.Struct, frozen=True):
     ended: int  # requests, as ENTRY_LOST
 
 
+_pass_decoder: Final = msgspec.json.Decoder(Pass)
+
+
 def parse_pass(text: str) -> Pass | None:
     """Read an untrusted value; None where it is not valid."""
-    return decoded(text, msgspec.json.Decoder(Pass).decode)
+    return decoded(text, _pass_decoder.decode)

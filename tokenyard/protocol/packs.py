@@ -17,11 +17,11 @@ T = TypeVar("T")
 def in_packs(
     items: Iterable[T], size_of: Callable[[T], int], most: int, count: int = PACK_INPUTS
 ) -> Iterator[list[T]]:
-    """Split inputs into packs, each of which becomes one request in the queue.
+    """Split items into packs: inputs that share a request, or requests that share a call.
 
-    A pack has at most ``count`` inputs, whose sizes add up to at most ``most``; a larger input
-    has a pack of its own. The same inputs always make the same packs, so a caller that asks again
-    sends the same requests.
+    A pack has at most ``count`` items, whose sizes add up to at most ``most``; a larger item has a
+    pack of its own. The same items always make the same packs, so a caller that asks again sends
+    the same requests.
     """
     pack: list[T] = []
     size = 0

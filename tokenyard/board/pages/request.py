@@ -21,6 +21,7 @@ from tokenyard.protocol.errors import BadInput, UnknownRequest
 from tokenyard.protocol.keys import Yard, split_intake
 from tokenyard.protocol.media import modalities_of
 from tokenyard.protocol.replies import Result, split_result
+from tokenyard.protocol.streams import decoded
 from tokenyard.protocol.texts import counted, cut, listed, printable
 from tokenyard.protocol.wire import DEFAULT_CLIENT, Request, prompt_value, unpack_tokens
 from tokenyard.protocol.worker_info import decode_worker
@@ -106,10 +107,8 @@ class Tokenizers:
 def _path_of(yard: Yard, worker: str) -> str:
     """The folder of the tokenizer of a worker's model, if it is on this host; else ""."""
     packed: Any = yard.connection.hget(yard.keys.workers, worker)
-    try:
-        path = decode_worker(packed).tokenizer if packed else ""
-    except msgspec.MsgspecError:
-        return ""
+    info = decoded(packed, decode_worker) if packed else None
+    path = info.tokenizer if info else ""
     return path if path and Path(path).is_absolute() and Path(path).is_dir() else ""
 
 
